@@ -1,8 +1,9 @@
 /* fake_device.c: a device for machines without one; see fake_device.h. One lock: everything is done one by one. */
 #include "fake_device.h"
 
-#include "backends/backend.h"
+#include "backends/registry.h"
 #include "cache/kv_cache.h"
+#include "plan/call.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -151,9 +152,10 @@ static folio_status alloc_memory(const folio_context *ctx, folio_memory_kind kin
 }
 
 /* As CUDA: a device's memory is given back when its work is done, the host's without waiting. */
-static void free_memory(const folio_context *ctx, folio_memory_kind kind, void *memory)
+static void free_memory(const folio_context *ctx, folio_memory_kind kind, void *memory,
+                        size_t bytes)
 {
-    (void)ctx;
+    (void)ctx, (void)bytes;
     if (memory == NULL) return;
     enter();
     if (kind == FOLIO_MEMORY_DEVICE) run_queue(NULL, true);
@@ -307,19 +309,6 @@ static folio_status open_device(folio_context *ctx, int32_t number)
 
 static void close_device(folio_context *ctx) { (void)ctx; }
 
-static const folioi_device memory = {
-    .open = open_device,
-    .close = close_device,
-    .alloc = alloc_memory,
-    .free = free_memory,
-    .copy = copy_memory,
-    .fill = fill_memory,
-    .wait = wait,
-    .gather = gather,
-    .move_blocks = move_blocks,
-    .merge = merge,
-};
-
 static folioi_backend backend;
 
 static void make_backend(void)
@@ -327,7 +316,17 @@ static void make_backend(void)
     backend = folioi_reference_backend;
     backend.name = "fake";
     backend.f64_out = false;
-    backend.memory = &memory;
+    backend.on_device = true;
+    backend.open = open_device;
+    backend.close = close_device;
+    backend.alloc = alloc_memory;
+    backend.free = free_memory;
+    backend.copy = copy_memory;
+    backend.fill = fill_memory;
+    backend.wait = wait;
+    backend.gather = gather;
+    backend.move_blocks = move_blocks;
+    backend.merge = merge;
     backend.write = write_rows;
     backend.forward = forward;
     backend.plan_update = plan_update;
@@ -342,7 +341,7 @@ folio_context *fake_device_context(const folio_allocator *allocator)
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, make_backend);
     folio_context *ctx = support_context("reference", 1, allocator);
-    if (ctx != NULL) context_set_backend(ctx, &backend);
+    if (ctx != NULL) ctx->backend = &backend;
     return ctx;
 }
 

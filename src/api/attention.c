@@ -1,5 +1,6 @@
 /* attention.c: creates and destroys layer geometries. */
-#include "backends/backend.h"
+#include "plan/call.h"
+#include "plan/judge.h"
 
 folio_status folio_attention_create(folio_context *ctx, const folio_attention_desc *desc,
                                     folio_attention **out)

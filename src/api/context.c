@@ -1,6 +1,7 @@
 /* context.c: opening a backend with its threads and allocator. */
-#include "backends/backend.h"
 #include "backends/cuda_library.h"
+#include "backends/registry.h"
+#include "plan/judge.h"
 
 #include <string.h>
 
@@ -50,9 +51,9 @@ static folio_status choose(const folio_context_desc *d, folio_context *ctx)
             folioi_reasons_add(&reasons, "level \"%s\" is not available here", cap);
             continue;
         }
-        REQUIRE(d->device == 0 || b->memory != NULL,
+        REQUIRE(d->device == 0 || b->on_device,
                 "context: device %d does not exist; host backends have only device 0", d->device);
-        context_set_backend(ctx, b);
+        ctx->backend = b;
         ctx->device = b->device();
         return FOLIO_OK;
     }
@@ -98,8 +99,8 @@ folio_status folio_context_create(const folio_context_desc *desc, folio_context 
     folio_context *ctx = memory;
     *ctx = chosen;
     refs_init(&ctx->refs);
-    if (ctx->memory != NULL) {
-        folio_status status = ctx->memory->open(ctx, d.device);
+    if (ctx->backend->open != NULL) {
+        folio_status status = ctx->backend->open(ctx, d.device);
         if (status != FOLIO_OK) {
             folioi_free(&chosen.allocator, ctx, sizeof *ctx);
             return status;
@@ -121,7 +122,7 @@ void folio_context_destroy(folio_context *ctx)
 {
     if (ctx == NULL || !refs_release(&ctx->refs)) return;
     folioi_threads_destroy(ctx->threads);
-    if (ctx->memory != NULL) ctx->memory->close(ctx);
+    if (ctx->backend->close != NULL) ctx->backend->close(ctx);
     folio_allocator a = ctx->allocator;
     folioi_free(&a, ctx, sizeof *ctx);
 }

@@ -108,7 +108,7 @@ static folio_status check_cache(const folio_plan *plan, const folioi_call *call,
                                 const folio_kv_cache *cache, int32_t layer)
 {
     TRY(folioi_kv_cache_check_layer(cache, layer));
-    bool on_device = plan->shape.ctx->memory != NULL;
+    bool on_device = plan->shape.ctx->backend->on_device;
     bool is_wrapped =
         cache->memory == NULL && cache->holder == NULL; /* only its owner knows where */
     REQUIRE(cache->format.on_device == on_device || (is_wrapped && !on_device),
@@ -230,7 +230,7 @@ static folio_status check_positions(const folio_plan *plan, const folioi_call *c
                 (long long)f->high_seq, (long long)f->high_pos, (long long)limit);
         return FOLIO_OK;
     }
-    if (plan->shape.ctx->memory != NULL) return FOLIO_OK;
+    if (plan->shape.ctx->backend->on_device) return FOLIO_OK;
     for (int64_t i = 0; i < call->batch->num_seqs; i++) {
         folioi_rows r = folioi_batch_rows(call->batch, i, call->type);
         for (int64_t row = r.query_row; r.key_len > 0 && row < r.query_row + r.query_len; row++)
@@ -265,7 +265,7 @@ static folio_status check_options(const folio_plan *plan, folioi_call *call)
     REQUIRE((uintptr_t)t->slopes % sizeof(float) == 0 && (uintptr_t)t->sinks % sizeof(float) == 0,
             "slopes or sinks is not aligned to %zu bytes", sizeof(float));
     /* a device's numbers are not looked at */
-    bool host = plan->shape.ctx->memory == NULL;
+    bool host = !plan->shape.ctx->backend->on_device;
     for (int32_t h = 0; host && t->slopes != NULL && h < heads; h++)
         REQUIRE(isfinite(t->slopes[h]), "slopes[%d] is %g; it must be finite", h,
                 (double)t->slopes[h]);

@@ -1,5 +1,7 @@
 /* kv_shape.c: the shape that a cache of a description has on a backend, without creating it. */
-#include "backends/backend.h"
+#include "backends/registry.h"
+#include "cache/kv_layout.h"
+#include "core/alloc.h"
 #include "core/dtype.h"
 
 #include <string.h>
@@ -13,7 +15,7 @@ folio_status folio_kv_cache_get_shape(const char *backend, const folio_kv_cache_
     if (backend != NULL && strcmp(backend, "auto") != 0) {
         TRY(folio_backend_get_info(backend, &info));
         if (!info.available) FAIL(FOLIO_ERR_UNSUPPORTED, "%s: %s", backend, info.reason);
-        on_device = folioi_backend_find(backend)->memory != NULL;
+        on_device = folioi_backend_find(backend)->on_device;
     }
     TRY(folioi_kv_format_init(desc, on_device, &f));
     folio_kv_cache_shape s = {

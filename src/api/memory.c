@@ -2,8 +2,6 @@
 #include "core/context.h"
 #include "core/tensor.h"
 
-#include <string.h>
-
 static folio_status check_kind(folio_memory_kind kind)
 {
     REQUIRE(kind == FOLIO_MEMORY_DEVICE || kind == FOLIO_MEMORY_HOST, "memory: kind %d is unknown",
@@ -20,17 +18,13 @@ folio_status folio_memory_create(folio_context *ctx, folio_memory_kind kind, siz
     TRY(check_kind(kind));
     REQUIRE(bytes > 0 && bytes <= INT64_MAX, "memory: bytes is %zu, outside [1, %lld]", bytes,
             (long long)INT64_MAX);
-    const folioi_device *device = ctx->memory;
-    if (device != NULL) return device->alloc(ctx, kind, bytes, "folio_memory_create", out);
-    return folioi_alloc_untouched(&ctx->allocator, (int64_t)bytes, "folio_memory_create", out);
+    return ctx->backend->alloc(ctx, kind, bytes, "folio_memory_create", out);
 }
 
 void folio_memory_destroy(folio_context *ctx, folio_memory_kind kind, void *memory, size_t bytes)
 {
     if (ctx == NULL || memory == NULL) return;
-    const folioi_device *device = ctx->memory;
-    if (device != NULL) device->free(ctx, kind, memory);
-    else folioi_free(&ctx->allocator, memory, (int64_t)bytes);
+    ctx->backend->free(ctx, kind, memory, bytes);
 }
 
 folio_status folio_memory_copy(folio_context *ctx, void *to, const void *from, size_t bytes,
@@ -42,10 +36,7 @@ folio_status folio_memory_copy(folio_context *ctx, void *to, const void *from, s
     if (bytes == 0) return FOLIO_OK;
     REQUIRE(to != NULL && from != NULL, "folio_memory_copy: %s is NULL",
             to == NULL ? "to" : "from");
-    const folioi_device *device = ctx->memory;
-    if (device != NULL) return device->copy(ctx, to, from, bytes, r.stream);
-    memmove(to, from, bytes);
-    return FOLIO_OK;
+    return ctx->backend->copy(ctx, to, from, bytes, r.stream);
 }
 
 folio_status folio_memory_fill(folio_context *ctx, void *to, int value, size_t bytes,
@@ -57,10 +48,7 @@ folio_status folio_memory_fill(folio_context *ctx, void *to, int value, size_t b
     REQUIRE(value >= 0 && value <= 255, "folio_memory_fill: value %d is outside [0, 255]", value);
     if (bytes == 0) return FOLIO_OK;
     REQUIRE(to != NULL, "folio_memory_fill: to is NULL");
-    const folioi_device *device = ctx->memory;
-    if (device != NULL) return device->fill(ctx, to, value, bytes, r.stream);
-    memset(to, value, bytes);
-    return FOLIO_OK;
+    return ctx->backend->fill(ctx, to, value, bytes, r.stream);
 }
 
 folio_status folio_run_wait(folio_context *ctx, const folio_run *run)
@@ -68,6 +56,5 @@ folio_status folio_run_wait(folio_context *ctx, const folio_run *run)
     folio_run r;
     REQUIRE(ctx != NULL, "folio_run_wait: ctx is NULL");
     TRY(folioi_run_in(ctx, run, &r));
-    const folioi_device *device = ctx->memory;
-    return device != NULL ? device->wait(ctx, r.stream) : FOLIO_OK;
+    return ctx->backend->wait(ctx, r.stream);
 }

@@ -1,13 +1,9 @@
-/* merge.c: merges attention over parts of the keys by lse, from the first part to the last. */
-#include "cache/kv_rows.h"
+/* merge.c: checks a merge of attention over parts of the keys, then calls the backend. */
 #include "core/context.h"
-#include "core/dtype.h"
 #include "core/tensor.h"
 
-#include <math.h>
 #include <stdio.h>
 
-#define CHUNK 64
 #define MAX_ROWS ((int64_t)1 << 32) /* of all heads: a device's grid counts them in 32 bits */
 
 /* A resolved part against what is written. out may be its out, lse its lse. */
@@ -64,65 +60,6 @@ static folio_status check_merge(folio_merge *m)
     return FOLIO_OK;
 }
 
-static float part_lse(const folio_merge *m, const folio_state *p, int64_t row, int64_t head)
-{
-    int64_t ts = p->lse_token_stride ? p->lse_token_stride : m->num_heads;
-    int64_t hs = p->lse_head_stride ? p->lse_head_stride : 1;
-    return p->lse[row * ts + head * hs];
-}
-
-static int64_t part_index(const folio_merge *m, const folio_state *p, int64_t row, int64_t head)
-{
-    int64_t hs = p->out.head_stride ? p->out.head_stride : m->head_size;
-    int64_t ts = p->out.token_stride ? p->out.token_stride : m->num_heads * hs;
-    return row * ts + head * hs;
-}
-
-/* weight of part i = exp(lse_i - max) / sum; an empty part, its lse infinite, weighs nothing and is not read. */
-static void merge_row(const folio_merge *m, int64_t row, int64_t head)
-{
-    float largest = -INFINITY, sum = 0.0f;
-    for (int64_t i = 0; i < m->num_parts; i++) {
-        float lse = part_lse(m, &m->parts[i], row, head);
-        if ((lse > largest && lse < INFINITY) || lse != lse) largest = lse;
-        if (lse != lse) break;
-    }
-    for (int64_t i = 0; i < m->num_parts; i++) {
-        float lse = part_lse(m, &m->parts[i], row, head);
-        if (!isinf(lse)) sum += expf(lse - largest);
-    }
-    int64_t to = row * m->out.token_stride + head * m->out.head_stride;
-    for (int32_t d0 = 0; d0 < m->head_size; d0 += CHUNK) {
-        float acc[CHUNK] = {0}, part[CHUNK];
-        int32_t n = m->head_size - d0 < CHUNK ? m->head_size - d0 : CHUNK;
-        for (int64_t i = 0; i < m->num_parts; i++) {
-            const folio_state *p = &m->parts[i];
-            float lse = part_lse(m, p, row, head);
-            if (isinf(lse)) continue;
-            float weight = expf(lse - largest) / sum;
-            folioi_load_row(part, p->out.data, p->out.dtype, part_index(m, p, row, head) + d0, n);
-            for (int32_t d = 0; d < n; d++) acc[d] += weight * part[d];
-        }
-        folioi_store_row(m->out.data, m->out.dtype, to + d0, acc, n);
-    }
-    if (m->lse != NULL)
-        m->lse[row * m->lse_token_stride + head * m->lse_head_stride] =
-            sum == 0.0f ? -INFINITY : largest + logf(sum);
-}
-
-typedef struct {
-    const folio_merge *merge;
-    int64_t workers;
-} merge_task;
-
-static void merge_rows(void *arg, int64_t worker)
-{
-    const merge_task *task = arg;
-    int64_t rows = task->merge->out.tokens;
-    for (int64_t r = rows * worker / task->workers; r < rows * (worker + 1) / task->workers; r++)
-        for (int32_t h = 0; h < task->merge->num_heads; h++) merge_row(task->merge, r, h);
-}
-
 folio_status folio_merge_states(folio_context *ctx, const folio_merge *merge, const folio_run *run)
 {
     REQUIRE(ctx != NULL, "folio_merge_states: ctx is NULL");
@@ -131,8 +68,5 @@ folio_status folio_merge_states(folio_context *ctx, const folio_merge *merge, co
     STRUCT_IN(m, merge, "folio_merge");
     TRY(folioi_run_in(ctx, run, &r));
     TRY(check_merge(&m));
-    if (ctx->memory != NULL) return ctx->memory->merge(ctx, &m, r.stream);
-    merge_task task = {&m, m.out.tokens < ctx->num_threads ? 1 : ctx->num_threads};
-    context_parallel(ctx, task.workers, merge_rows, &task);
-    return FOLIO_OK;
+    return ctx->backend->merge(ctx, &m, r.stream);
 }

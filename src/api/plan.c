@@ -6,6 +6,7 @@
 
 #include "cache/kv_cache.h"
 #include "core/tensor.h"
+#include "plan/judge.h"
 
 #include <string.h>
 
@@ -267,9 +268,8 @@ static folio_status move(folio_plan *plan, const folioi_plan_shape *larger, foli
     const folio_context *ctx = plan->shape.ctx;
     folioi_plan_room room = {.state = NULL};
     plan_step step = {.batch = NULL};
-    folio_status status = FOLIO_OK;
     /* forwards of the last step may still read the old one */
-    if (ctx->memory != NULL) status = ctx->memory->wait(ctx, stream);
+    folio_status status = ctx->backend->wait(ctx, stream);
     if (status == FOLIO_OK) status = folioi_plan_room_make(larger, &room);
     if (status == FOLIO_OK) {
         step = step_of(larger, &room.slots, batch);

@@ -2,8 +2,8 @@
 #ifndef FOLIOI_PLAN_H
 #define FOLIOI_PLAN_H
 
-#include "backends/backend.h"
 #include "core/slotset.h"
+#include "plan/call.h"
 
 #include <stdatomic.h>
 

@@ -32,17 +32,14 @@ bool folioi_plan_grow(folio_plan_desc *d, const folio_batch *batch)
 static folio_status make_workspace(const folioi_plan_shape *shape, folioi_plan_room *room)
 {
     const folio_context *ctx = shape->ctx;
-    const folioi_device *device = ctx->memory;
+    const folioi_backend *b = ctx->backend;
     if (shape->desc.flags & FOLIO_PLAN_NO_WORKSPACE) return FOLIO_OK;
-    if (device != NULL) { /* zeros, as kernels leave it */
-        TRY(device->alloc(ctx, FOLIO_MEMORY_DEVICE, room->workspace_size, "a plan's workspace",
-                          &room->workspace));
-        TRY(device->fill(ctx, room->workspace, 0, room->workspace_size, NULL));
-        return device->wait(ctx, NULL);
-    }
-    /* not zeroed: a worker's part comes from the memory node of the thread that first works in it */
-    return folioi_alloc_untouched(&ctx->allocator, (int64_t)room->workspace_size,
-                                  "a plan's workspace", &room->workspace);
+    TRY(b->alloc(ctx, FOLIO_MEMORY_DEVICE, room->workspace_size, "a plan's workspace",
+                 &room->workspace));
+    /* on the host a worker's part comes from the memory node of the thread that first works in it */
+    if (!b->on_device) return FOLIO_OK;
+    TRY(b->fill(ctx, room->workspace, 0, room->workspace_size, NULL)); /* as kernels leave it */
+    return b->wait(ctx, NULL);
 }
 
 static folio_status fill_room(const folioi_plan_shape *shape, folioi_plan_room *room)
@@ -67,8 +64,7 @@ folio_status folioi_plan_room_make(const folioi_plan_shape *shape, folioi_plan_r
 void folioi_plan_room_free(const folioi_plan_shape *shape, folioi_plan_room *room)
 {
     const folio_context *ctx = shape->ctx;
-    if (ctx->memory != NULL) ctx->memory->free(ctx, FOLIO_MEMORY_DEVICE, room->workspace);
-    else folioi_free(&ctx->allocator, room->workspace, (int64_t)room->workspace_size);
+    ctx->backend->free(ctx, FOLIO_MEMORY_DEVICE, room->workspace, room->workspace_size);
     if (room->has_state) ctx->backend->plan_destroy(shape, room->state);
     folioi_slotset_free(&ctx->allocator, &room->slots);
     *room = (folioi_plan_room){.state = NULL};

@@ -196,12 +196,12 @@ static folio_status fill_table(const folio_context *ctx, const folio_rotary_desc
 static folio_status send_table(folio_rotary *rotary, const void *host)
 {
     const folio_context *ctx = rotary->ctx;
+    const folioi_backend *b = ctx->backend;
     void *memory;
-    TRY(ctx->memory->alloc(ctx, FOLIO_MEMORY_DEVICE, (size_t)rotary->bytes, "a rotary's table",
-                           &memory));
+    TRY(b->alloc(ctx, FOLIO_MEMORY_DEVICE, (size_t)rotary->bytes, "a rotary's table", &memory));
     rotary->rotation.table = memory;
-    TRY(ctx->memory->copy(ctx, memory, host, (size_t)rotary->bytes, NULL));
-    return ctx->memory->wait(ctx, NULL);
+    TRY(b->copy(ctx, memory, host, (size_t)rotary->bytes, NULL));
+    return b->wait(ctx, NULL);
 }
 
 /* The table where the context's tensors lie. */
@@ -211,7 +211,7 @@ static folio_status make_table(folio_rotary *rotary, const folio_rotary_desc *d)
     void *host;
     TRY(folioi_alloc_untouched(&ctx->allocator, rotary->bytes, "a rotary's table", &host));
     folio_status status = fill_table(ctx, d, host);
-    if (status == FOLIO_OK && ctx->memory == NULL) {
+    if (status == FOLIO_OK && !ctx->backend->on_device) {
         rotary->rotation.table = host;
         return FOLIO_OK;
     }
@@ -255,8 +255,7 @@ void folio_rotary_destroy(folio_rotary *rotary)
     if (rotary == NULL || !refs_release(&rotary->refs)) return;
     folio_context *ctx = rotary->ctx;
     void *table = (void *)(uintptr_t)rotary->rotation.table;
-    if (ctx->memory != NULL) ctx->memory->free(ctx, FOLIO_MEMORY_DEVICE, table);
-    else folioi_free(&ctx->allocator, table, rotary->bytes);
+    ctx->backend->free(ctx, FOLIO_MEMORY_DEVICE, table, (size_t)rotary->bytes);
     folioi_free(&ctx->allocator, rotary, sizeof *rotary);
     folio_context_destroy(ctx);
 }

@@ -57,7 +57,7 @@ static bool open_file(const char *path, char *why, size_t size)
     void *symbol = dlsym(library, FOLIOI_CUDA_ENTRY);
     folioi_cuda_entry entry;
     memcpy(&entry, &symbol, sizeof entry);
-    if (symbol != NULL) loaded = entry(folioi_cuda_interface(), &core);
+    if (symbol != NULL) loaded = entry(FOLIO_BUILD_ID, &core);
     if (loaded == NULL) {
         snprintf(why, size, "%s was built for another version of Folio", path);
         dlclose(library);

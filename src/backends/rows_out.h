@@ -2,8 +2,8 @@
 #ifndef FOLIOI_ROWS_OUT_H
 #define FOLIOI_ROWS_OUT_H
 
-#include "backends/backend.h"
 #include "core/dtype.h"
+#include "plan/call.h"
 
 #include <string.h>
 

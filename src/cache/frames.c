@@ -35,12 +35,8 @@ folio_status folioi_frames_init(folioi_frames *f, folio_context *ctx, folio_kv_c
     REQUIRE(checked_mul(num_blocks + 1, f->frame_bytes, &f->bytes),
             "pool: %lld host blocks of %lld bytes exceed the largest size", (long long)num_blocks,
             (long long)f->frame_bytes);
-    /* Not zeroed: gigabytes need not be written first. */
-    const folioi_device *device = ctx->memory;
     void *memory;
-    TRY(device != NULL
-            ? device->alloc(ctx, FOLIO_MEMORY_HOST, (size_t)f->bytes, "the host tier", &memory)
-            : folioi_alloc_untouched(&ctx->allocator, f->bytes, "the host tier", &memory));
+    TRY(ctx->backend->alloc(ctx, FOLIO_MEMORY_HOST, (size_t)f->bytes, "the host tier", &memory));
     f->memory = memory;
     const folioi_kv_frames all = {f->memory, num_blocks + 1, f->frame_bytes};
     for (int32_t t = 0; t < num_tables; t++)
@@ -52,9 +48,7 @@ void folioi_frames_free(folioi_frames *f)
 {
     if (f->ctx == NULL) return;
     for (int32_t t = 0; t < f->num_tables; t++) folio_kv_cache_destroy(f->cache[t]);
-    const folioi_device *device = f->ctx->memory;
-    if (device != NULL) device->free(f->ctx, FOLIO_MEMORY_HOST, f->memory);
-    else folioi_free(&f->ctx->allocator, f->memory, f->bytes);
+    f->ctx->backend->free(f->ctx, FOLIO_MEMORY_HOST, f->memory, (size_t)f->bytes);
 }
 
 static void clear_tokens(const folioi_kv_side *side, int32_t heads, int32_t first, int32_t end)

@@ -39,20 +39,14 @@ static folio_status new_cache(folio_context *ctx, const folioi_kv_format *format
 
 folio_status folioi_kv_memory_alloc(folio_context *ctx, int64_t bytes, void **out)
 {
-    const folioi_device *device = ctx->memory;
-    if (device != NULL)
-        return device->alloc(ctx, FOLIO_MEMORY_DEVICE, (size_t)bytes, "a KV cache", out);
-    /* gigabytes need not be written first */
-    TRY(folioi_alloc_untouched(&ctx->allocator, bytes, "a KV cache", out));
-    if (folioi_has_memory_nodes()) folioi_touch(ctx, *out, bytes);
+    TRY(ctx->backend->alloc(ctx, FOLIO_MEMORY_DEVICE, (size_t)bytes, "a KV cache", out));
+    if (!ctx->backend->on_device && folioi_has_memory_nodes()) folioi_touch(ctx, *out, bytes);
     return FOLIO_OK;
 }
 
 void folioi_kv_memory_free(folio_context *ctx, void *memory, int64_t bytes)
 {
-    const folioi_device *device = ctx->memory;
-    if (device != NULL) device->free(ctx, FOLIO_MEMORY_DEVICE, memory);
-    else folioi_free(&ctx->allocator, memory, bytes);
+    ctx->backend->free(ctx, FOLIO_MEMORY_DEVICE, memory, (size_t)bytes);
 }
 
 /* The parts of a layer that have bytes; returns how many. */
@@ -112,7 +106,7 @@ folio_status folio_kv_cache_create(folio_context *ctx, const folio_kv_cache_desc
     *out = NULL;
     REQUIRE(ctx != NULL, "folio_kv_cache_create: ctx is NULL");
     folioi_kv_format format;
-    TRY(folioi_kv_format_init(desc, ctx->memory != NULL, &format));
+    TRY(folioi_kv_format_init(desc, ctx->backend->on_device, &format));
     REQUIRE(format.desc.layout != FOLIO_LAYOUT_STRIDED,
             "KV cache: layout strided is for folio_kv_cache_wrap, which takes strides");
     folio_kv_cache *cache;
@@ -275,7 +269,7 @@ folio_status folio_kv_cache_wrap(folio_context *ctx, const folio_kv_cache_desc *
     REQUIRE(ctx != NULL, "folio_kv_cache_wrap: ctx is NULL");
     folioi_kv_format format;
     folio_kv_memory m;
-    TRY(folioi_kv_format_init(desc, ctx->memory != NULL, &format));
+    TRY(folioi_kv_format_init(desc, ctx->backend->on_device, &format));
     STRUCT_IN(m, memory, "folio_kv_memory");
     TRY(resolve_memory(&format, &m));
     folioi_kv_format_view_v(&format);

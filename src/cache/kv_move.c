@@ -105,8 +105,8 @@ static folio_status write_rows(folio_kv_cache *cache, int32_t layer, const folio
     TRY(check_numbers(cache, w.slots, t.k.tokens, 1, -1, num_slots(cache), distinct, "slots"));
     TRY(check_rows_apart(cache, &t, false));
     TRY(take_rotary(cache, &w, &t));
-    folio_context *ctx = cache->ctx;
-    return ctx->write(ctx, &cache->layers[layer], &t, w.slots, t.k.tokens, r.stream);
+    return cache->ctx->backend->write(cache->ctx, &cache->layers[layer], &t, w.slots, t.k.tokens,
+                                      r.stream);
 }
 
 folio_status folio_kv_cache_write(folio_kv_cache *cache, int32_t layer, const folio_kv_write *write,
@@ -119,27 +119,6 @@ folio_status folioi_kv_cache_write_distinct(folio_kv_cache *cache, int32_t layer
                                             const folio_kv_write *write, const folio_run *run)
 {
     return write_rows(cache, layer, write, run, true);
-}
-
-static void gather_side(const folioi_kv_side *side, const folio_kv_cache_desc *d,
-                        const folio_tensor *t, const int64_t *slots, const float *each, float all)
-{
-    for (int64_t i = 0; i < t->tokens; i++) {
-        bool empty = slots[i] < 0;
-        int64_t block = empty ? 0 : slots[i] / d->block_size,
-                token = empty ? 0 : slots[i] % d->block_size;
-        for (int32_t h = 0; h < d->num_kv_heads; h++) {
-            int64_t to = i * t->token_stride + h * t->head_stride;
-            float fp8 = head_scale(each, all, h);
-            float scale = empty ? 0.0f : kv_scale(side, block, h, token, fp8);
-            int64_t first = address_token(side->at, block, h, token);
-            for (int32_t k = 0; k < side->dims; k++) {
-                int64_t from = first + address_dim(side->at, token, k);
-                store_f32(t->data, t->dtype, to + k,
-                          empty ? 0.0f : load_f32(side->base, side->dtype, from) * scale);
-            }
-        }
-    }
 }
 
 folio_status folio_kv_cache_gather(const folio_kv_cache *cache, int32_t layer,
@@ -166,58 +145,8 @@ folio_status folio_kv_cache_gather(const folio_kv_cache *cache, int32_t layer,
     if (t.v.data != NULL)
         TRY(folioi_tensor_resolve(&t.v, "v", 0, d->num_kv_heads, d->v_head_size, g.num_slots));
     TRY(check_rows_apart(cache, &t, true));
-    const folioi_device *device = cache->ctx->memory;
-    if (device != NULL)
-        return device->gather(cache->ctx, &cache->layers[layer], &t, g.slots, g.num_slots,
-                              r.stream);
-    folioi_kv_side k = kv_side(&cache->layers[layer], FOLIOI_K);
-    folioi_kv_side v = kv_side(&cache->layers[layer], FOLIOI_V);
-    if (t.k.data != NULL) gather_side(&k, d, &t.k, g.slots, t.k_head_scales, t.k_scale);
-    if (t.v.data != NULL) gather_side(&v, d, &t.v, g.slots, t.v_head_scales, t.v_scale);
-    return FOLIO_OK;
-}
-
-/* The numbers of one head of a block, to another place in any layout. */
-static void move_head(const folioi_kv_side *to, int64_t to_block, const folioi_kv_side *from,
-                      int64_t from_block, int32_t head, int32_t tokens)
-{
-    size_t elem = folio_dtype_size(to->dtype);
-    int32_t run = address_same_order(to->at, from->at) ? address_run(to->at, tokens, to->dims) : 0;
-    for (int32_t t = 0; run > 0 && t < tokens; t += run)
-        memcpy(to->base + address_token(to->at, to_block, head, t) * (int64_t)elem,
-               from->base + address_token(from->at, from_block, head, t) * (int64_t)elem,
-               (size_t)run * (size_t)to->dims * elem);
-    if (run > 0) return;
-    bool rows = address_has_rows(to->at) && address_has_rows(from->at);
-    for (int32_t t = 0; t < tokens; t++) {
-        char *t0 = to->base + address_token(to->at, to_block, head, t) * (int64_t)elem;
-        const char *f0 = from->base + address_token(from->at, from_block, head, t) * (int64_t)elem;
-        if (rows) memcpy(t0, f0, (size_t)to->dims * elem);
-        for (int32_t i = 0; !rows && i < to->dims; i++)
-            memcpy(t0 + address_dim(to->at, t, i) * (int64_t)elem,
-                   f0 + address_dim(from->at, t, i) * (int64_t)elem, elem);
-    }
-}
-
-/* One block of K or V as stored. */
-static void move_side(const folio_kv_cache_desc *d, const folioi_kv_side *to, int64_t to_block,
-                      const folioi_kv_side *from, int64_t from_block)
-{
-    for (int32_t h = 0; h < d->num_kv_heads; h++) {
-        move_head(to, to_block, from, from_block, h, d->block_size);
-        for (int32_t t = 0; to->scales != NULL && t < d->block_size; t++)
-            to->scales[address_token(to->scales_at, to_block, h, t)] =
-                from->scales[address_token(from->scales_at, from_block, h, t)];
-    }
-}
-
-static void move_block(const folioi_kv_layer *to, int64_t to_block, const folioi_kv_layer *from,
-                       int64_t from_block)
-{
-    for (folioi_part part = FOLIOI_K; part <= kv_last_part(to->format); part++) {
-        folioi_kv_side t = kv_side(to, part), f = kv_side(from, part);
-        move_side(&to->format->desc, &t, to_block, &f, from_block);
-    }
+    return cache->ctx->backend->gather(cache->ctx, &cache->layers[layer], &t, g.slots, g.num_slots,
+                                       r.stream);
 }
 
 static folio_status check_pairs(const folio_kv_cache *src, const folio_kv_cache *dst,
@@ -231,18 +160,14 @@ static folio_status check_pairs(const folio_kv_cache *src, const folio_kv_cache 
                          "pairs (to)");
 }
 
-/* Blocks as stored, by the device that has one of the two caches, or here. */
+/* Blocks as stored, by the device that has one of the two caches, else by the host. */
 static folio_status move_pairs(const folio_context *from_ctx, const folioi_kv_layer *from,
                                const folio_context *to_ctx, const folioi_kv_layer *to,
                                int32_t num_layers, const folio_block_pair *pairs, int64_t n,
                                void *stream)
 {
-    const folio_context *ctx = from_ctx->memory != NULL ? from_ctx : to_ctx;
-    if (ctx->memory != NULL)
-        return ctx->memory->move_blocks(ctx, from, to, num_layers, pairs, n, stream);
-    for (int32_t l = 0; l < num_layers; l++)
-        for (int64_t i = 0; i < n; i++) move_block(&to[l], pairs[i].to, &from[l], pairs[i].from);
-    return FOLIO_OK;
+    const folio_context *ctx = from_ctx->backend->on_device ? from_ctx : to_ctx;
+    return ctx->backend->move_blocks(ctx, from, to, num_layers, pairs, n, stream);
 }
 
 /* Inside one cache the order of the copies must not matter. */
@@ -268,7 +193,7 @@ folio_status folio_kv_cache_copy_blocks(const folio_kv_cache *src, folio_kv_cach
     folio_run r;
     REQUIRE(src != NULL, "copy_blocks: src is NULL");
     REQUIRE(dst != NULL, "copy_blocks: dst is NULL");
-    TRY(folioi_run_in(src->ctx->memory != NULL ? src->ctx : dst->ctx, run, &r));
+    TRY(folioi_run_in(src->ctx->backend->on_device ? src->ctx : dst->ctx, run, &r));
     const folio_kv_cache_desc *a = &src->format.desc, *b = &dst->format.desc;
     REQUIRE(a->dtype == b->dtype, "copy_blocks: dtypes differ, %s and %s",
             folio_dtype_name(a->dtype), folio_dtype_name(b->dtype));
@@ -349,11 +274,6 @@ static folio_status move_listed(const folio_kv_cache *cache, const folioi_kv_lay
                                 void *stream)
 {
     if (r->num_blocks == 0) return FOLIO_OK;
-    if (cache->ctx->memory == NULL) {
-        for (int64_t i = 0; i < r->num_blocks; i++)
-            move_block(to, in ? r->blocks[i] : i, from, in ? i : r->blocks[i]);
-        return FOLIO_OK;
-    }
     void *memory;
     int64_t bytes = r->num_blocks * 2 * (int64_t)sizeof(int64_t);
     TRY(folioi_alloc(&cache->ctx->allocator, bytes, "pairs of blocks", &memory));

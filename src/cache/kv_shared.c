@@ -61,7 +61,7 @@ static folio_status add_format(folio_context *ctx, const folio_kv_cache_desc *co
                                int32_t i, folioi_kv_format *one, folioi_kv_frames *frames)
 {
     REQUIRE(descs[i] != NULL, "shared caches: descs[%d] is NULL", i);
-    bool on_device = ctx->memory != NULL;
+    bool on_device = ctx->backend->on_device;
     folioi_kv_format whole;
     TRY(folioi_kv_format_init(descs[i], on_device, &whole));
     const folio_kv_cache_desc *d = &whole.desc;

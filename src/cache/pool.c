@@ -73,7 +73,7 @@ static folio_status check_desc(const folio_context *ctx, folio_pool_desc *d)
     TRY(check_cache(d, ctx, d->cross_cache, "cross_cache", 0));
     REQUIRE(d->store_path == NULL || d->store_path[0] != 0, "pool: store_path is empty");
     REQUIRE(d->model == NULL || strlen(d->model) <= 255, "pool: model is longer than 255 bytes");
-    REQUIRE(d->stream == NULL || ctx->memory != NULL,
+    REQUIRE(d->stream == NULL || ctx->backend->on_device,
             "pool: stream is set; host backends have no streams");
     return FOLIO_OK;
 }

@@ -16,10 +16,10 @@ folio_status folioi_rotary_check(const folio_rotary *rotary, const folio_context
                                  int32_t k_head_size, int32_t v_in_k)
 {
     const folioi_rotation *r = &rotary->rotation;
-    REQUIRE((rotary->ctx->memory != NULL) == (ctx->memory != NULL),
+    REQUIRE((rotary->ctx->backend->on_device) == (ctx->backend->on_device),
             "rotary: its table lies %s, but the tensors lie %s",
-            rotary->ctx->memory != NULL ? "on a device" : "in host memory",
-            ctx->memory != NULL ? "on a device" : "in host memory");
+            rotary->ctx->backend->on_device ? "on a device" : "in host memory",
+            ctx->backend->on_device ? "on a device" : "in host memory");
     REQUIRE((int64_t)r->first_dim + r->num_dims <= k_head_size,
             "rotary: dims [%d, %lld) exceed k_head_size %d", r->first_dim,
             (long long)r->first_dim + r->num_dims, k_head_size);

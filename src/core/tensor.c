@@ -109,7 +109,7 @@ static folio_status scale_resolve(const folio_context *ctx, folio_dtype dtype, i
     REQUIRE(*each == NULL || *scale == 0, "%s_scale is %g and %s_head_scales is given: set one",
             name, (double)*scale, name);
     REQUIRE_ALIGNED(*each, "%s_head_scales", name);
-    for (int32_t h = 0; *each != NULL && ctx->memory == NULL && h < heads; h++)
+    for (int32_t h = 0; *each != NULL && !ctx->backend->on_device && h < heads; h++)
         REQUIRE(isfinite((*each)[h]) && (*each)[h] > 0,
                 "%s_head_scales[%d] is %g; it must be finite and positive", name, h,
                 (double)(*each)[h]);
@@ -145,7 +145,7 @@ folio_status folioi_run_in(const folio_context *ctx, const folio_run *run, folio
 {
     folio_run none = {.struct_size = sizeof none};
     STRUCT_IN(*out, run != NULL ? run : &none, "folio_run");
-    REQUIRE(out->stream == NULL || ctx->memory != NULL,
+    REQUIRE(out->stream == NULL || ctx->backend->on_device,
             "run: stream is set; host backends have no streams");
     return FOLIO_OK;
 }

@@ -82,7 +82,7 @@ static folio_status keep(folio_context *ctx, const folio_vllm06_bias *biases, in
         numbers += count;
     }
     out->placed_bytes = bytes - n * (int64_t)sizeof *list;
-    if (ctx->memory == NULL || out->placed_bytes == 0) return FOLIO_OK;
+    if (!ctx->backend->on_device || out->placed_bytes == 0) return FOLIO_OK;
     return folioi_vllm06_place(ctx, list + n, out->placed_bytes, &out->placed);
 }
 

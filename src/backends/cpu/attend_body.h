@@ -18,9 +18,9 @@
 #define FOLIOI_ATTEND_BODY_H
 
 #include "backends/cpu/cpu_kernels.h"
-#include "backends/cpu/exp.h"
 #include "backends/cpu/tile_fetch.h"
 #include "backends/cpu/vec_math.h"
+#include "backends/exp.h"
 #include "core/dtype.h"
 
 #include <math.h>

@@ -1,6 +1,10 @@
 /* cpu_backend.c: the cpu backend's entry in the registry, and its plans: a schedule for each attention
  * of the list and each type it is planned as. */
 #include "backends/cpu/cpu_forward.h"
+#include "backends/host_merge.h"
+#include "backends/registry.h"
+#include "cache/kv_host.h"
+#include "core/host_memory.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -160,10 +164,18 @@ const folioi_backend folioi_cpu_backend = {
     .get_kernel = folioi_cpu_get_kernel,
     .max_head_size = FOLIOI_MAX_HEAD_SIZE,
     .features = folioi_host_features,
+    .alloc = folioi_host_alloc,
+    .free = folioi_host_free,
+    .copy = folioi_host_copy,
+    .fill = folioi_host_fill,
+    .wait = folioi_host_wait,
+    .write = folioi_cpu_write,
+    .gather = folioi_host_gather,
+    .move_blocks = folioi_host_move_blocks,
     .plan_create = plan_create,
     .plan_destroy = plan_destroy,
     .plan_update = plan_update,
     .plan_describe = plan_describe,
-    .write = folioi_cpu_write,
     .forward = forward,
+    .merge = folioi_host_merge,
 };

@@ -5,7 +5,7 @@
  */
 #include "backends/cpu/cpu_forward.h"
 
-#include "backends/cpu/exp.h"
+#include "backends/exp.h"
 #include "backends/rows_out.h"
 
 #include <math.h>
@@ -217,14 +217,6 @@ static void run_split(const work *w, const folioi_keys *keys, int32_t split,
     w->job->kernels->attend[w->job->kernel].run(&args);
 }
 
-static void clear_state(const folioi_state_rows *state, int32_t rows)
-{
-    for (int32_t r = 0; r < rows; r++) {
-        state->max[r] = -INFINITY;
-        state->sum[r] = 0.0f;
-    }
-}
-
 /* Sink, division, rounding to out's type, lse. */
 static void finish(const work *w, const folioi_state_rows *state)
 {
@@ -262,10 +254,10 @@ static void end_chain_item(const work *w, const folioi_chain *chain)
     int64_t index = (int64_t)w->item->chain * call->attention->num_kv_heads + w->kv_head;
     int arrived = __atomic_add_fetch(&w->job->memory.arrived[index], 1, __ATOMIC_ACQ_REL);
     if (arrived < chain->num_items) return;
-    clear_state(&w->s.total, w->num_rows);
+    folioi_state_clear(&w->s.total, w->num_rows);
     for (int32_t split = chain->split_begin; split < chain->split_end; split++) {
         folioi_state_rows part = partial_of(w, chain, split);
-        w->job->kernels->fold(&w->s.total, &part, w->num_rows, w->job->memory.v_dims);
+        folioi_state_fold(&w->s.total, &part, w->num_rows, w->job->memory.v_dims);
     }
     finish(w, &w->s.total);
 }
@@ -308,7 +300,7 @@ static void run_item(const job *j, int64_t unit, int64_t next, scratch s)
     load_rows(&w);
     folioi_keys keys = keys_of(call, &w.rows, kv_head);
     const folioi_chain *chain = item->chain >= 0 ? &j->schedule->chains[item->chain] : NULL;
-    clear_state(&w.s.total, w.num_rows);
+    folioi_state_clear(&w.s.total, w.num_rows);
     for (int32_t split = item->split_begin; split < item->split_end; split++) {
         /* to fold the first one into nothing would only copy it */
         bool first = split == item->split_begin;
@@ -317,7 +309,7 @@ static void run_item(const job *j, int64_t unit, int64_t next, scratch s)
                                                 : w.s.part;
         run_split(&w, &keys, split, &state);
         if (chain == NULL && !first)
-            j->kernels->fold(&w.s.total, &state, w.num_rows, j->memory.v_dims);
+            folioi_state_fold(&w.s.total, &state, w.num_rows, j->memory.v_dims);
     }
     if (chain != NULL) end_chain_item(&w, chain);
     else finish(&w, &w.s.total);

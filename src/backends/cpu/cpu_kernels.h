@@ -9,7 +9,8 @@
 #ifndef FOLIOI_CPU_KERNELS_H
 #define FOLIOI_CPU_KERNELS_H
 
-#include "backends/backend.h"
+#include "backends/state.h"
+#include "plan/call.h"
 #include "plan/row_ranges.h"
 
 #define FOLIOI_TILE_ROWS                                                                           \
@@ -17,19 +18,6 @@
 #define FOLIOI_TILE_KEYS 128
 #define FOLIOI_STRIP_ROWS 96 /* rows that a kernel takes through a tile together */
 #define FOLIOI_SPLIT_LEN 512
-
-/** Floats of one row of a state's out: whole vectors at every level. */
-static inline int64_t folioi_out_stride(int32_t v_dims) { return (v_dims + 15) / 16 * 16; }
-
-/**
- * The softmax state of `rows` rows: running maximum of scores, sum and weighted V.
- * max -inf: no key seen. What a row of out holds past v_dims is of no account.
- */
-typedef struct folioi_state_rows {
-    float *max; /* [rows]              */
-    float *sum; /* [rows]              */
-    float *out; /* [rows][out stride]  */
-} folioi_state_rows;
 
 /** Where a kv head's keys are: the first stored_len in the cache, the others in this step's k and v. */
 typedef struct folioi_keys {
@@ -121,9 +109,6 @@ typedef struct folioi_cpu_kernels {
     /* 2^x and tanh of n numbers, in place, as the attend kernels compute them: for tests of their error. */
     void (*exp2)(float *x, int64_t n);
     void (*tanh)(float *x, int64_t n);
-    /* into = into, then part: one step of the left-to-right fold. */
-    void (*fold)(const folioi_state_rows *into, const folioi_state_rows *part, int32_t rows,
-                 int32_t v_dims);
 } folioi_cpu_kernels;
 
 /** The kernel for an attention's types. pairs: one that rounds every key to bf16 will do. */

@@ -4,7 +4,7 @@
  * tile, the product with V over the head's dims, and each number adds its terms in one fixed order.
  */
 #include "backends/cpu/cpu_kernels.h"
-#include "backends/cpu/exp.h"
+#include "backends/exp.h"
 #include "core/dtype.h"
 
 #include <math.h>
@@ -152,27 +152,6 @@ static void store_row_scalar(void *out, folio_dtype type, int64_t index, const f
     for (int32_t d = 0; d < dims; d++) store_f32(out, type, index + d, x[d] * factor);
 }
 
-static void fold_scalar(const folioi_state_rows *into, const folioi_state_rows *part, int32_t rows,
-                        int32_t v_dims)
-{
-    for (int32_t r = 0; r < rows; r++) {
-        float *to = into->out + r * folioi_out_stride(v_dims);
-        const float *from = part->out + r * folioi_out_stride(v_dims);
-        if (part->max[r] == -INFINITY) continue;
-        if (into->max[r] == -INFINITY) {
-            into->max[r] = part->max[r];
-            into->sum[r] = part->sum[r];
-            memcpy(to, from, (size_t)v_dims * sizeof *to);
-            continue;
-        }
-        float largest = into->max[r] > part->max[r] ? into->max[r] : part->max[r];
-        float a = exp_f32(into->max[r] - largest), b = exp_f32(part->max[r] - largest);
-        into->max[r] = largest;
-        into->sum[r] = into->sum[r] * a + part->sum[r] * b;
-        for (int32_t d = 0; d < v_dims; d++) to[d] = to[d] * a + from[d] * b;
-    }
-}
-
 static void exp2_scalar(float *x, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) x[i] = exp2_f32(x[i]);
@@ -201,5 +180,4 @@ void folioi_cpu_fill_scalar(folioi_cpu_kernels *table)
     table->store_row = store_row_scalar;
     table->write = folioi_kv_write_rows;
     table->rotate = folioi_rotate_row;
-    table->fold = fold_scalar;
 }

@@ -3,8 +3,12 @@
  * threads, no plan. It judges every other backend, so it shares nothing with them but the batch and the
  * cache: masks are decided key by key from positions.
  */
+#include "backends/host_merge.h"
+#include "backends/registry.h"
 #include "backends/rows_out.h"
+#include "cache/kv_host.h"
 #include "core/dtype.h"
+#include "core/host_memory.h"
 
 #include <math.h>
 
@@ -201,15 +205,23 @@ const folioi_backend folioi_reference_backend = {
     .device = device,
     .levels = levels,
     .kernels = kernels,
+    .get_kernel = get_kernel,
     .max_head_size = FOLIOI_MAX_HEAD_SIZE,
     .f64_out = true,
     .one_thread = true,
     .features = folioi_host_features,
+    .alloc = folioi_host_alloc,
+    .free = folioi_host_free,
+    .copy = folioi_host_copy,
+    .fill = folioi_host_fill,
+    .wait = folioi_host_wait,
+    .write = write,
+    .gather = folioi_host_gather,
+    .move_blocks = folioi_host_move_blocks,
     .plan_create = plan_create,
     .plan_destroy = plan_destroy,
     .plan_update = plan_update,
     .plan_describe = plan_describe,
-    .get_kernel = get_kernel,
-    .write = write,
     .forward = forward,
+    .merge = folioi_host_merge,
 };

@@ -32,8 +32,8 @@ static const folioi_backend backend = {.name = "cuda",
                                        .features = features};
 
 __attribute__((visibility("default"))) const folioi_backend *folioi_cuda_backend(
-    uint64_t interface, const folioi_cuda_core *core)
+    uint64_t build_id, const folioi_cuda_core *core)
 {
     (void)core;
-    return interface == folioi_cuda_interface() ? &backend : NULL;
+    return build_id == FOLIO_BUILD_ID ? &backend : NULL;
 }

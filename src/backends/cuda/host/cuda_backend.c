@@ -259,9 +259,11 @@ static folio_status alloc_memory(const folio_context *ctx, folio_memory_kind kin
                              kind == FOLIO_MEMORY_HOST ? "the host" : ctx->device);
 }
 
-static void free_memory(const folio_context *ctx, folio_memory_kind kind, void *memory)
+static void free_memory(const folio_context *ctx, folio_memory_kind kind, void *memory,
+                        size_t bytes)
 {
     int before;
+    (void)bytes;
     if (memory == NULL || folioi_cuda_enter(ctx, &before) != FOLIO_OK) return;
     (void)(kind == FOLIO_MEMORY_HOST ? cudaFreeHost(memory) : cudaFree(memory));
     (void)cudaGetLastError();
@@ -317,19 +319,6 @@ static const folio_feature features[] = {
 #undef X
 };
 
-static const folioi_device memory = {
-    .open = open_device,
-    .close = close_device,
-    .alloc = alloc_memory,
-    .free = free_memory,
-    .copy = copy_memory,
-    .fill = fill_memory,
-    .wait = wait,
-    .gather = folioi_cuda_gather,
-    .move_blocks = folioi_cuda_move_pairs,
-    .merge = folioi_cuda_merge_parts,
-};
-
 static const folioi_backend backend = {
     .name = "cuda",
     .unavailable = unavailable,
@@ -339,22 +328,32 @@ static const folioi_backend backend = {
     .get_kernel = folioi_cuda_get_kernel,
     .max_head_size = FOLIOI_MAX_HEAD_SIZE,
     .one_thread = true,
-    .memory = &memory,
+    .on_device = true,
     .features = features,
+    .open = open_device,
+    .close = close_device,
+    .alloc = alloc_memory,
+    .free = free_memory,
+    .copy = copy_memory,
+    .fill = fill_memory,
+    .wait = wait,
+    .write = folioi_cuda_write,
+    .gather = folioi_cuda_gather,
+    .move_blocks = folioi_cuda_move_pairs,
     .plan_create = folioi_cuda_plan_create,
     .plan_destroy = folioi_cuda_plan_destroy,
     .plan_update = folioi_cuda_plan_update,
     .plan_update_device = folioi_cuda_plan_update_device,
     .plan_status = folioi_cuda_plan_status,
     .plan_describe = folioi_cuda_plan_describe,
-    .write = folioi_cuda_write,
     .forward = folioi_cuda_forward,
+    .merge = folioi_cuda_merge_parts,
 };
 
 __attribute__((visibility("default"))) const folioi_backend *folioi_cuda_backend(
-    uint64_t interface, const folioi_cuda_core *core)
+    uint64_t build_id, const folioi_cuda_core *core)
 {
-    if (interface != folioi_cuda_interface()) return NULL;
+    if (build_id != FOLIO_BUILD_ID) return NULL;
     folioi_core = core;
     return &backend;
 }

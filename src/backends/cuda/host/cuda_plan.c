@@ -54,15 +54,14 @@ static void lay_out(folioi_cuda_plan *p)
 static folio_status reserve(folioi_cuda_plan *p)
 {
     const folio_context *ctx = p->shape.ctx;
-    const folioi_device *memory = ctx->memory;
-    TRY(memory->alloc(ctx, FOLIO_MEMORY_DEVICE, p->bytes, "a plan", (void **)&p->device));
+    const folioi_backend *b = ctx->backend;
+    TRY(b->alloc(ctx, FOLIO_MEMORY_DEVICE, p->bytes, "a plan", (void **)&p->device));
     TRY_CUDA(cudaMemset(folioi_cuda_at(p, p->num_checked), 0, sizeof(uint32_t)), "filling memory");
     TRY_CUDA(cudaMemset(folioi_cuda_at(p, p->counters), 0, p->counters.bytes), "filling memory");
-    TRY(memory->alloc(ctx, FOLIO_MEMORY_HOST, sizeof *p->word, "a plan", (void **)&p->word));
+    TRY(b->alloc(ctx, FOLIO_MEMORY_HOST, sizeof *p->word, "a plan", (void **)&p->word));
     *p->word = 0;
     for (int i = 0; i < FOLIOI_CUDA_STAGES; i++) {
-        TRY(memory->alloc(ctx, FOLIO_MEMORY_HOST, p->staged_bytes, "a plan",
-                          (void **)&p->stage[i]));
+        TRY(b->alloc(ctx, FOLIO_MEMORY_HOST, p->staged_bytes, "a plan", (void **)&p->stage[i]));
         TRY_CUDA(cudaEventCreateWithFlags(&p->copied[i], cudaEventDisableTiming), "a plan's event");
     }
     return FOLIO_OK;
@@ -122,12 +121,12 @@ folio_status folioi_cuda_plan_create(const folioi_plan_shape *shape, void **stat
 void folioi_cuda_plan_destroy(const folioi_plan_shape *shape, void *state)
 {
     folioi_cuda_plan *p = state;
-    const folioi_device *memory = shape->ctx->memory;
-    memory->free(shape->ctx, FOLIO_MEMORY_DEVICE, p->device);
-    memory->free(shape->ctx, FOLIO_MEMORY_HOST, p->word);
+    const folioi_backend *b = shape->ctx->backend;
+    b->free(shape->ctx, FOLIO_MEMORY_DEVICE, p->device, p->bytes);
+    b->free(shape->ctx, FOLIO_MEMORY_HOST, p->word, sizeof *p->word);
     for (int i = 0; i < FOLIOI_CUDA_STAGES; i++) {
         if (p->copied[i] != NULL) (void)cudaEventDestroy(p->copied[i]);
-        memory->free(shape->ctx, FOLIO_MEMORY_HOST, p->stage[i]);
+        b->free(shape->ctx, FOLIO_MEMORY_HOST, p->stage[i], p->staged_bytes);
     }
     int64_t most = (int64_t)shape->desc.num_attentions * FOLIO_NUM_ATTENTION_TYPES;
     const folio_allocator *a = &shape->ctx->allocator;

@@ -5,8 +5,8 @@
  * x = n + f, |f| <= 1/2; 2^f by a polynomial of degree 6; 2^n by its bits. exp2_f32(0) is exactly 1. The
  * error is at most 2 ulp down to -126; below that the result is 0.
  */
-#ifndef FOLIOI_CPU_EXP_H
-#define FOLIOI_CPU_EXP_H
+#ifndef FOLIOI_EXP_H
+#define FOLIOI_EXP_H
 
 #include "core/dtype.h"
 
