@@ -39,12 +39,12 @@ if command -v pkg-config > /dev/null; then
     export PKG_CONFIG_PATH
     # eval: pkg-config escapes spaces in paths for the shell.
     eval "set -- $(pkg-config --cflags --libs folio)"
-    "$cc" "$consumer/main.c" -o "$dir/consumer_pc" "$@"
+    "$cc" "$consumer/consumer.c" -o "$dir/consumer_pc" "$@"
     libdir=$(pkg-config --variable=libdir folio)
     echo "pkg-config: $(LD_LIBRARY_PATH=$libdir "$dir/consumer_pc")"
     # as README has it: the linker takes libfolio.so for -lfolio where both are
     eval "set -- $(pkg-config --cflags folio)"
-    "$cc" "$consumer/main.c" -o "$dir/consumer_pc_static" "$@" "$libdir/libfolio.a" -lm -lpthread -ldl
+    "$cc" "$consumer/consumer.c" -o "$dir/consumer_pc_static" "$@" "$libdir/libfolio.a" -lm -lpthread -ldl
     echo "pkg-config, static: $("$dir/consumer_pc_static")"
 else
     echo "pkg-config is not here: folio.pc was not tried"

@@ -361,17 +361,6 @@ static folio_status check_workspace(const folio_plan *plan, const folio_run *run
     return FOLIO_OK;
 }
 
-/* The backend's forward, alone in the plan's own workspace if that is what it has. */
-static folio_status run_call(const folio_plan *plan, const folioi_call *call)
-{
-    const folioi_backend *backend = plan->shape.ctx->backend;
-    if (call->foreign_workspace || plan->room.workspace_size == 0) return backend->forward(call);
-    TRY(folioi_plan_enter_workspace(plan, call->stream));
-    folio_status status = backend->forward(call);
-    folioi_plan_leave_workspace(plan);
-    return status;
-}
-
 /* Every check of a call; nothing is run or written. */
 static folio_status resolve(const folio_plan *plan, folio_kv_cache *cache, int32_t layer,
                             const folio_tensors *tensors, const folio_run *run, folioi_call *call)
@@ -427,5 +416,10 @@ folio_status folio_attention_forward(const folio_plan *plan, int32_t attention,
     TRY(folioi_plan_find(plan, attention, type));
     folioi_call call = call_of(plan, attention, type);
     TRY(resolve(plan, cache, layer, tensors, run, &call));
-    return run_call(plan, &call);
+    /* alone in the plan's own workspace if that is what it has */
+    bool is_shared = !call.foreign_workspace && plan->room.workspace_size > 0;
+    if (is_shared) TRY(folioi_plan_enter_workspace(plan, call.stream));
+    folio_status status = plan->shape.ctx->backend->forward(&call);
+    if (is_shared) folioi_plan_leave_workspace(plan);
+    return status;
 }

@@ -187,7 +187,7 @@ static folio_status fill_table(const folio_context *ctx, const folio_rotary_desc
         j.frequencies = frequencies;
     }
     folio_status status = check_table(d, j.frequencies);
-    if (status == FOLIO_OK) context_parallel(ctx, j.workers, fill_rows, &j);
+    if (status == FOLIO_OK) folioi_parallel(ctx, j.workers, fill_rows, &j);
     folioi_free(&ctx->allocator, memory, half * (int64_t)sizeof(double));
     return status;
 }

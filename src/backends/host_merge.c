@@ -64,6 +64,6 @@ folio_status folioi_host_merge(const folio_context *ctx, const folio_merge *merg
 {
     (void)stream;
     merge_task task = {merge, merge->out.tokens < ctx->num_threads ? 1 : ctx->num_threads};
-    context_parallel(ctx, task.workers, merge_rows, &task);
+    folioi_parallel(ctx, task.workers, merge_rows, &task);
     return FOLIO_OK;
 }

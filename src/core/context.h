@@ -18,10 +18,4 @@ struct folio_context {
     void *device_state; /* of a backend on a device */
 };
 
-static inline void context_parallel(const folio_context *ctx, int64_t count, folio_task_fn fn,
-                                    void *task)
-{
-    folioi_parallel(&ctx->executor, ctx->threads, count, fn, task);
-}
-
 #endif

@@ -6,6 +6,8 @@
  */
 #include "core/executor.h"
 
+#include "core/context.h"
+
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -207,9 +209,10 @@ static void run_job(folioi_threads *threads, int64_t count, folio_task_fn fn, vo
     if (getpid() == threads->process) await_empty(threads);
 }
 
-void folioi_parallel(const folio_executor *executor, folioi_threads *threads, int64_t count,
-                     folio_task_fn fn, void *task)
+void folioi_parallel(const folio_context *ctx, int64_t count, folio_task_fn fn, void *task)
 {
+    const folio_executor *executor = &ctx->executor;
+    folioi_threads *threads = ctx->threads;
     if (count > 1 && threads == NULL && executor->parallel_for != NULL) {
         executor->parallel_for(executor->user, count, fn, task);
     } else if (count > 1 && threads != NULL && getpid() == threads->process &&

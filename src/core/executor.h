@@ -25,11 +25,10 @@ folio_status folioi_threads_create(const folio_allocator *a, int32_t num_threads
 void folioi_threads_destroy(folioi_threads *threads);
 
 /**
- * Calls fn(task, i) for i in [0, count), each once; threads NULL: the executor's parallel_for. count is
- * at most num_threads. Of the built-in threads, number i takes index i, unless it is late: then whoever
- * has nothing to do takes it.
+ * Calls fn(task, i) for i in [0, count), each once, on the context's threads or by its executor's
+ * parallel_for. count is at most num_threads. Of the built-in threads, number i takes index i, unless
+ * it is late: then whoever has nothing to do takes it.
  */
-void folioi_parallel(const folio_executor *executor, folioi_threads *threads, int64_t count,
-                     folio_task_fn fn, void *task);
+void folioi_parallel(const folio_context *ctx, int64_t count, folio_task_fn fn, void *task);
 
 #endif

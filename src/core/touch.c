@@ -25,7 +25,7 @@ static void touch_stripes(void *arg, int64_t worker)
 void folioi_touch(const folio_context *ctx, void *memory, int64_t bytes)
 {
     touch_task t = {memory, bytes, ctx->num_threads};
-    context_parallel(ctx, t.workers, touch_stripes, &t);
+    folioi_parallel(ctx, t.workers, touch_stripes, &t);
 }
 
 bool folioi_has_memory_nodes(void)

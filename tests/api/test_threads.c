@@ -25,11 +25,10 @@ static folioi_threads *open_threads(int32_t num_threads)
     return threads;
 }
 
-static const folio_executor no_executor;
-
 static void run(folioi_threads *threads, int64_t count, folio_task_fn fn, void *task)
 {
-    folioi_parallel(&no_executor, threads, count, fn, task);
+    folio_context ctx = {.threads = threads};
+    folioi_parallel(&ctx, count, fn, task);
 }
 
 typedef struct {
@@ -188,7 +187,7 @@ TEST(threads, pinned_where_they_are_put)
     REQUIRE_TEST(ctx != NULL);
     static meeting m;
     m = (meeting){.count = n};
-    context_parallel(ctx, n, meet, &m);
+    folioi_parallel(ctx, n, meet, &m);
     int cpu = -1;
     for (int32_t i = 0; i < n; i++) {
         do cpu++;

@@ -354,7 +354,7 @@ void folioi_cpu_attend(const folioi_call *call, const folioi_schedule *schedule)
         memset(j.memory.arrived, 0,
                (size_t)(schedule->num_chains * a->num_kv_heads) * sizeof *j.memory.arrived);
     int64_t units = schedule->num_items * a->num_kv_heads;
-    context_parallel(ctx, min_i64(units, schedule->num_workers), attend_worker, &j);
+    folioi_parallel(ctx, min_i64(units, schedule->num_workers), attend_worker, &j);
     rows_store_padding(call);
 }
 
@@ -417,6 +417,6 @@ folio_status folioi_cpu_write(const folio_context *ctx, const folioi_kv_layer *l
                    .head_step = (int32_t)step,
                    .head_steps = (int32_t)ceil_div(heads, step)};
     atomic_init(&j.next, 0);
-    context_parallel(ctx, min_i64(rows * j.head_steps, workers), write_worker, &j);
+    folioi_parallel(ctx, min_i64(rows * j.head_steps, workers), write_worker, &j);
     return FOLIO_OK;
 }

@@ -1,12 +1,12 @@
 /*
- * prefill_scores.h: what a warpgroup does with scores: -inf for keys that a row does not see, and weights relative to a
+ * hopper_scores.h: what a warpgroup does with scores: -inf for keys that a row does not see, and weights relative to a
  * reference of each row, which follows the row's largest score only when that has grown by much (lazily): sums are rescaled
  * seldom then.
  */
 #ifndef FOLIOI_CUDA_HOPPER_SCORES_H
 #define FOLIOI_CUDA_HOPPER_SCORES_H
 
-#include "backends/cuda/prefill/hopper/prefill_tile.h"
+#include "backends/cuda/prefill/hopper/hopper_tile.h"
 
 /* The lane's number, anew: what follows from it takes no registers across key tiles. */
 static __device__ __forceinline__ int fresh_lane(void)

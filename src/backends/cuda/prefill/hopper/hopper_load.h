@@ -1,11 +1,11 @@
 /*
- * prefill_load.h: the warps that bring what is computed with. One takes tiles from the list, ahead of the others, so that
+ * hopper_load.h: the warps that bring what is computed with. One takes tiles from the list, ahead of the others, so that
  * nobody waits for memory's answers there. One brings pages of K and V, in the order in which they are used, one rows of q.
  */
 #ifndef FOLIOI_CUDA_HOPPER_LOAD_H
 #define FOLIOI_CUDA_HOPPER_LOAD_H
 
-#include "backends/cuda/prefill/hopper/prefill_tile.h"
+#include "backends/cuda/prefill/hopper/hopper_tile.h"
 
 /* A page of zeros: for keys that nobody sees, whose places in the cache may hold anything. */
 static __device__ uint4 zero_page[PAGE_BYTES / 16];

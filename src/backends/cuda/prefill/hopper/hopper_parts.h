@@ -1,5 +1,5 @@
 /*
- * prefill_parts.h: parts of a tile whose keys are cut (prefill_list.h). Out and lse of each part, as if its keys were all, go
+ * hopper_parts.h: parts of a tile whose keys are cut (prefill_list.h). Out and lse of each part, as if its keys were all, go
  * to the workspace, as prefill/prefill_parts.h has them. When all are there, warps that have nothing else to do take
  * rows and add up their parts, each in the order of parts: whoever takes a row, it comes to the same bits.
  *
@@ -11,7 +11,7 @@
 #ifndef FOLIOI_CUDA_HOPPER_PARTS_H
 #define FOLIOI_CUDA_HOPPER_PARTS_H
 
-#include "backends/cuda/prefill/hopper/prefill_store.h"
+#include "backends/cuda/prefill/hopper/hopper_store.h"
 
 /* Where a row of a part lies, in rows of one kv head. */
 static __device__ __forceinline__ int64_t part_row(const hopper_args &a, const hopper_tile &t,

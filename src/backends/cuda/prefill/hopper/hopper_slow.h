@@ -1,11 +1,11 @@
 /*
- * prefill_slow.h: rows computed again, one after another, each by the keys it sees alone: where V of another key is NaN or
+ * hopper_slow.h: rows computed again, one after another, each by the keys it sees alone: where V of another key is NaN or
  * infinite, or scores are so large that their rounding counts. A lane has 4 dims. Rare, and slow.
  */
 #ifndef FOLIOI_CUDA_HOPPER_SLOW_H
 #define FOLIOI_CUDA_HOPPER_SLOW_H
 
-#include "backends/cuda/prefill/hopper/prefill_parts.h"
+#include "backends/cuda/prefill/hopper/hopper_parts.h"
 
 /* Four numbers. */
 template <typename T> static __device__ __forceinline__ float4 widen_four(uint2 x)

@@ -1,5 +1,5 @@
 /*
- * prefill.cu: prefill on Hopper: 16-bit K and V in native pages, head size 128. As many blocks as multiprocessors take tiles
+ * hopper_prefill.cu: prefill on Hopper: 16-bit K and V in native pages, head size 128. As many blocks as multiprocessors take tiles
  * until there are none. Of a block's three warpgroups two compute, each 64 rows of a tile, and one loads for them:
  *
  *   step:  Q K^T of this key tile, P V of the one before | both on their way, softmax of this one under P V
@@ -7,8 +7,8 @@
  *
  * Q is in registers. Weights P are in the registers that their scores came in.
  */
-#include "backends/cuda/prefill/hopper/prefill_load.h"
-#include "backends/cuda/prefill/hopper/prefill_slow.h"
+#include "backends/cuda/prefill/hopper/hopper_load.h"
+#include "backends/cuda/prefill/hopper/hopper_slow.h"
 #include "backends/cuda/prefill/prefill.h"
 
 #include <type_traits>

@@ -1,4 +1,4 @@
-/* test_overlap.c: kernels that begin before those ahead of them have ended: each layer reads what the one before it wrote. */
+/* test_launches.c: kernels that begin before those ahead of them have ended: each layer reads what the one before it wrote. */
 #include "cuda/device_rig.h"
 #include "kit/layer.h"
 
@@ -144,12 +144,12 @@ static void check_ways(uint32_t flags, int32_t seqs, bool writes)
 }
 
 /* Steps follow one another without a wait: updates, writes, decodes and copies see what those ahead of them wrote. */
-TEST(overlap, layers_that_read_each_other) { check_ways(0, SEQS, true); }
+TEST(launches, layers_that_read_each_other) { check_ways(0, SEQS, true); }
 
-TEST(overlap, batch_invariant_layers) { check_ways(FOLIO_PLAN_BATCH_INVARIANT, SEQS, true); }
+TEST(launches, batch_invariant_layers) { check_ways(FOLIO_PLAN_BATCH_INVARIANT, SEQS, true); }
 
 /* Decodes store k and v themselves: nothing is between them, but each has its own layer's keys. */
-TEST(overlap, layers_that_store_in_decode)
+TEST(launches, layers_that_store_in_decode)
 {
     check_ways(FOLIO_PLAN_PRIVATE_SLOTS, SEQS, true);
     check_ways(FOLIO_PLAN_PRIVATE_SLOTS | FOLIO_PLAN_BATCH_INVARIANT, SEQS, true);
@@ -157,7 +157,7 @@ TEST(overlap, layers_that_store_in_decode)
 }
 
 /* The same keys again: every other decode reads what the one before it stored. */
-TEST(overlap, one_layer_again_and_again)
+TEST(launches, one_layer_again_and_again)
 {
     is_one_layer = true;
     check_ways(FOLIO_PLAN_PRIVATE_SLOTS, SEQS, true);
@@ -166,10 +166,10 @@ TEST(overlap, one_layer_again_and_again)
 }
 
 /* Nothing is between the decodes of a captured step. */
-TEST(overlap, decodes_right_after_decodes) { check_ways(0, SEQS, false); }
+TEST(launches, decodes_right_after_decodes) { check_ways(0, SEQS, false); }
 
 /* One sequence is computed by clusters of blocks, which share no counters and no workspace. */
-TEST(overlap, one_sequence)
+TEST(launches, one_sequence)
 {
     check_ways(0, 1, true);
     check_ways(0, 1, false);

@@ -1,8 +1,8 @@
-/* prefill_store.h: a tile's end: sinks join, sums divide, out and lse are stored. */
+/* hopper_store.h: a tile's end: sinks join, sums divide, out and lse are stored. */
 #ifndef FOLIOI_CUDA_HOPPER_STORE_H
 #define FOLIOI_CUDA_HOPPER_STORE_H
 
-#include "backends/cuda/prefill/hopper/prefill_scores.h"
+#include "backends/cuda/prefill/hopper/hopper_scores.h"
 
 /* Scores beyond this, in log2, are rounded too much for their weights. */
 constexpr float LARGE_SCORE = 1e6f;

@@ -1,5 +1,5 @@
 /*
- * prefill_tile.h: what the wgmma kernel is given, its tiles, and its shared memory:
+ * hopper_tile.h: what the wgmma kernel is given, its tiles, and its shared memory:
  *
  *   three stages of K and V, 8 pages of 16 tokens each | Q | tiles and barriers
  *

@@ -1,5 +1,5 @@
 /*
- * rotary.c: rotary embedding of cases: where tokens stand, the library's object for it, and the
+ * case_rotary.c: rotary embedding of cases: where tokens stand, the library's object for it, and the
  * rotation by the formula. It shares no code with the library.
  */
 #include "kit/kit.h"
