@@ -1,9 +1,9 @@
 #!/bin/sh
 # usage: setup.sh [--full]
 # What the build needs: a C compiler that works, xxHash's header and CMake 3.22; with --full also what
-# test-full needs: a compiler for aarch64 and qemu-user, and what it can do without: Chromium and Python. Says
+# test-full needs: a compiler for aarch64 and qemu-user, and what tests can do without: Chromium and Python. Says
 # nothing where all are there. Where one is missing, says so and installs it through apt-get, if that is allowed
-# without asking; otherwise, and with SETUP=no, says what to install, and fails, but for what test-full can do without.
+# without asking; otherwise, and with SETUP=no, says what to install, and fails, but for what tests can do without.
 set -eu
 
 min_minor=22

@@ -1,8 +1,8 @@
 #!/bin/sh
 # usage: test-full.sh [--sample]
-# The quick tests again where they can find more: the replay's page in a browser, CPUs that this machine is not, by
-# emulation, AddressSanitizer with UBSan, and ThreadSanitizer. --sample is continuous integration's part of it: without
-# the tests labelled full_only, and with cases of `folio check` drawn by a seed (FOLIO_SEED; else a new one each time).
+# The quick tests again where they can find more: CPUs that this machine is not, by emulation, AddressSanitizer with
+# UBSan, and ThreadSanitizer. --sample is continuous integration's part of it: without the tests labelled full_only, and
+# with cases of `folio check` drawn by a seed (FOLIO_SEED; else a new one each time).
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/stages.sh
@@ -16,10 +16,6 @@ if [ "${1:-}" = --sample ]; then
 else
     unset FOLIO_SEED
 fi
-
-stage "the replay's page in a browser"
-sh scripts/build.sh release
-sh scripts/test.sh build -C Long -R '^cli\.report_browser$'
 
 stage "other CPUs, by qemu-user$of"
 sh scripts/test-emulated.sh

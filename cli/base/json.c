@@ -73,6 +73,14 @@ void json_number(json *j, const char *key, double value)
     else fputs("null", j->out);
 }
 
+void json_numbers(json *j, const char *key, const double *values, int64_t count)
+{
+    begin_member(j, key);
+    for (int64_t i = 0; i < count; i++)
+        fprintf(j->out, isfinite(values[i]) ? "%s%.6g" : "%snull", i ? ", " : "[", values[i]);
+    fputs(count ? "]" : "[]", j->out);
+}
+
 void json_bool(json *j, const char *key, bool value)
 {
     begin_member(j, key);

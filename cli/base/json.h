@@ -23,5 +23,7 @@ void json_string(json *j, const char *key, const char *value);
 void json_integer(json *j, const char *key, int64_t value);
 void json_number(json *j, const char *key, double value);
 void json_bool(json *j, const char *key, bool value);
+/* An array in one line, to six digits. */
+void json_numbers(json *j, const char *key, const double *values, int64_t count);
 
 #endif

@@ -1,8 +1,6 @@
 /* table.c: see table.h. */
 #include "base/table.h"
 
-#include "plot/svg.h"
-
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,13 +45,6 @@ static void print_rule(const table *t, const int *widths)
     printf("|\n");
 }
 
-static void clear(table *t)
-{
-    for (int64_t i = 0; i < t->num_cells; i++) free(t->cells[i]);
-    free(t->cells);
-    *t = (table){.columns = 0};
-}
-
 void table_print(table *t)
 {
     int widths[TABLE_MAX_COLUMNS] = {0};
@@ -67,26 +58,7 @@ void table_print(table *t)
         if (c == t->columns - 1) printf("|\n");
         if (i == t->columns - 1) print_rule(t, widths);
     }
-    clear(t);
-}
-
-void table_print_html(table *t, FILE *out)
-{
-    fputs("<table>\n<thead>\n", out);
-    for (int64_t i = 0; i < t->num_cells; i++) {
-        int c = (int)(i % t->columns);
-        bool head = i < t->columns, names = c == 0;
-        const char *kind = head || names ? "th" : "td";
-        fprintf(out, "%s<%s%s%s>", names ? "<tr>" : "", kind,
-                head    ? " scope=\"col\""
-                : names ? " scope=\"row\""
-                        : "",
-                t->align[c] == 'r' ? " class=\"r\"" : "");
-        svg_escape(out, t->cells[i]);
-        fprintf(out, "</%s>", kind);
-        if (c == t->columns - 1) fputs("</tr>\n", out);
-        if (i == t->columns - 1) fputs("</thead>\n<tbody>\n", out);
-    }
-    fputs("</tbody>\n</table>\n", out);
-    clear(t);
+    for (int64_t i = 0; i < t->num_cells; i++) free(t->cells[i]);
+    free(t->cells);
+    *t = (table){.columns = 0};
 }

@@ -1,9 +1,8 @@
-/* table.h: a table, as Markdown with each column as wide as its widest cell, or as HTML. */
+/* table.h: a table, as Markdown with each column as wide as its widest cell. */
 #ifndef FOLIO_TABLE_H
 #define FOLIO_TABLE_H
 
 #include <stdint.h>
-#include <stdio.h>
 
 enum { TABLE_MAX_COLUMNS = 16 };
 
@@ -23,7 +22,5 @@ void table_cell(table *t, const char *format, ...) __attribute__((format(printf,
 
 /* To stdout; the table is empty again. */
 void table_print(table *t);
-/* As HTML, escaped; the table is empty again. */
-void table_print_html(table *t, FILE *out);
 
 #endif

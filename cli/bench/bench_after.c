@@ -1,9 +1,7 @@
 /* bench_after.c: see bench_after.h. */
 #include "bench/bench_after.h"
 
-#include "base/save.h"
 #include "bench/bench.h"
-#include "bench/bench_roofline.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -26,7 +24,7 @@ int bench_after_check(const bench_after *a, int argc, char **argv, const arg_opt
 {
     if (a->from == NULL) return EXIT_OK;
     const char *other =
-        args_first_besides(argc, argv, options, "from|compare|plot|fail-if-slower|output");
+        args_first_besides(argc, argv, options, "from|compare|fail-if-slower|output");
     if (other == NULL) return EXIT_OK;
     return args_complain(argv[0], "--from measures nothing, so --%s has no effect: leave it out",
                          other);
@@ -37,13 +35,11 @@ int bench_after_open(bench_after *a, const char *command, const char *topic, con
     if (!parse_limit(a, command)) return EXIT_USAGE;
     if (a->fail_if_slower && !a->compare)
         return args_complain(command, "--fail-if-slower needs --compare");
-    if (a->from && !a->compare && !a->plot)
-        return args_complain(command,
-                             "--from needs something to do with that run: --compare or --plot");
+    if (a->from && !a->compare)
+        return args_complain(command, "--from needs something to do with that run: --compare");
     if (a->compare && strcmp(output, "csv") == 0)
         return args_complain(command, "a comparison has no CSV; -o md or -o json");
-    bool ok = (!a->plot || save_possible("folio bench: --plot", a->plot)) &&
-              (!a->compare || saved_read(&a->before, a->compare, topic)) &&
+    bool ok = (!a->compare || saved_read(&a->before, a->compare, topic)) &&
               (!a->from || saved_read(&a->now, a->from, topic));
     if (!ok) bench_after_close(a);
     return ok ? EXIT_OK : EXIT_FAILED;
@@ -53,20 +49,6 @@ void bench_after_close(bench_after *a)
 {
     saved_free(&a->before);
     saved_free(&a->now);
-}
-
-static bool save_plot(const bench_after *a, const comparison *with)
-{
-    char *text = NULL;
-    size_t size = 0;
-    FILE *out = open_memstream(&text, &size);
-    if (out == NULL) abort();
-    bool ok = roofline_write(out, &a->now, with);
-    if (fclose(out) != 0) abort();
-    if (!ok) fprintf(stderr, "folio bench: --plot: no case has both GFLOP/s and GB/s\n");
-    ok = ok && save_file("folio bench: --plot", a->plot, text, size);
-    free(text);
-    return ok;
 }
 
 /* The run as its own JSON tells it. */
@@ -118,7 +100,7 @@ int bench_after_run(bench_after *a, bench_write *write, const void *run, const c
     comparison c = {.path = NULL};
     int status = EXIT_OK;
     bool is_json = strcmp(output, "json") == 0;
-    if (a->now.tree == NULL && (a->compare || a->plot)) read_back(a, write, run);
+    if (a->now.tree == NULL && a->compare) read_back(a, write, run);
     if (a->compare) compare_runs(&c, a->compare, &a->before, &a->now);
     write(run, stdout, output, a->compare ? &c : NULL);
     if (a->compare && !is_json) {
@@ -126,7 +108,6 @@ int bench_after_run(bench_after *a, bench_write *write, const void *run, const c
         comparison_print(&c);
     }
     if (a->compare && count_too_slow(a, &c) > 0) status = EXIT_FAILED;
-    if (a->plot && !save_plot(a, a->compare ? &c : NULL)) status = EXIT_FAILED;
     comparison_free(&c);
     bench_after_close(a);
     return status;

@@ -1,6 +1,6 @@
 /*
  * bench_after.h: what follows a run of `folio bench`, for all topics: its report, a comparison with a saved run
- * (--compare), a plot (--plot); or the same of a run that was saved too (--from).
+ * (--compare); or the same of a run that was saved too (--from).
  */
 #ifndef FOLIO_BENCH_AFTER_H
 #define FOLIO_BENCH_AFTER_H
@@ -11,7 +11,7 @@
 #include <stdio.h>
 
 typedef struct bench_after {
-    const char *compare, *from, *plot, *fail_if_slower;
+    const char *compare, *from, *fail_if_slower;
     double limit; /* of fail_if_slower, a share; NAN: none */
     saved_run before, now;
 } bench_after;

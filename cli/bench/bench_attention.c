@@ -545,7 +545,6 @@ int bench_attention_main(int argc, char **argv)
         {.name = "reps", .kind = ARG_NUMBER, .value = &b.reps, .min = 1, .max = 10000},
         {.name = "seed", .kind = ARG_NUMBER, .value = &b.seed, .min = 0, .max = INT64_MAX},
         BENCH_AFTER_OPTIONS(&b.after),
-        {.name = "plot", .kind = ARG_TEXT, .value = &b.after.plot},
         ARG_OUTPUT(&b.output, "md|csv|json"),
         {.name = NULL},
     };

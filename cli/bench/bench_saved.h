@@ -1,6 +1,6 @@
 /*
  * bench_saved.h: a run of `folio bench`, of any topic and backend, as its JSON tells it: from a file, or of the run
- * just made. What compares and plots runs reads them here, and so never sees anything that a saved run lacks.
+ * just made. What compares runs reads them here, and so never sees anything that a saved run lacks.
  */
 #ifndef FOLIO_BENCH_SAVED_H
 #define FOLIO_BENCH_SAVED_H

@@ -4,10 +4,8 @@
 
 #include "base/args.h"
 #include "base/commands.h"
-#include "base/save.h"
 #include "base/term.h"
 #include "replay/replay_engine.h"
-#include "replay/replay_html.h"
 #include "replay/replay_live.h"
 #include "replay/replay_report.h"
 
@@ -111,14 +109,38 @@ static void catch_interrupt(void)
 
 typedef struct watcher {
     replay_live live;
-    replay_page page;
-    replay_series *series; /* NULL: no page is asked for */
+    const replay_options *options;
+    replay_series series;
 } watcher;
+
+/* What happened in a step, into the series. */
+static void add_step(watcher *w, const replay_view *view)
+{
+    const replay_stats *s = view->stats;
+    folio_pool_stats pool = {.struct_size = sizeof pool};
+    bool idle = (double)s->steps == w->series.totals[REPLAY_STEPS]; /* the clock jumped */
+    folio_pool_get_stats(view->pool, &pool);
+    double levels[REPLAY_LEVELS] = {
+        [REPLAY_USED_BLOCKS] = (double)(idle ? pool.num_used : s->last.used_blocks),
+        [REPLAY_CACHED_BLOCKS] = (double)(idle ? pool.num_cached : s->last.cached_blocks),
+        [REPLAY_RUNNING] = (double)(idle ? 0 : s->last.sequences),
+        [REPLAY_DECODING] = (double)(idle ? 0 : s->last.decode_tokens),
+        [REPLAY_PAUSED] = (double)view->paused};
+    /* Without --speed a request comes when it is admitted. */
+    if (!idle && w->options->speed > 0) levels[REPLAY_WAITING] = (double)view->waiting;
+    double totals[REPLAY_COUNTS] = {[REPLAY_STEPS] = (double)s->steps,
+                                    [REPLAY_PREFILL] = (double)s->prefill_tokens,
+                                    [REPLAY_DECODE] = (double)s->decode_tokens,
+                                    [REPLAY_PREEMPTIONS] = (double)s->preemptions,
+                                    [REPLAY_ADMITTED_TOKENS] = (double)s->admitted_tokens,
+                                    [REPLAY_HIT_TOKENS] = (double)s->hit_tokens};
+    replay_series_add(&w->series, view->clock, levels, totals);
+}
 
 static bool watch(void *user, const replay_view *view)
 {
     watcher *w = user;
-    if (w->series) replay_html_watch(w->series, w->page.o, view);
+    add_step(w, view);
     if (interrupted) return false;
     replay_live_show(&w->live, view);
     return true;
@@ -153,7 +175,7 @@ static char *command_line(int argc, char **argv)
 }
 
 static int serve(const replay_options *o, const replay_trace *t, const char *command,
-                 const char *output, const char *page)
+                 const char *output)
 {
     int64_t needed = replay_blocks_needed(o, t);
     if (needed > o->num_blocks) {
@@ -167,19 +189,18 @@ static int serve(const replay_options *o, const replay_trace *t, const char *com
     }
     if (strcmp(output, "md") == 0) replay_report_head(o, t);
     replay_stats *stats = replay_alloc(1, sizeof *stats);
-    watcher w = {.page = {.o = o, .trace = t, .stats = stats, .command = command}};
-    if (page) w.page.series = w.series = replay_alloc(1, sizeof *w.series);
-    replay_live_start(&w.live);
+    watcher *w = replay_alloc(1, sizeof *w);
+    w->options = o;
+    replay_live_start(&w->live);
     catch_interrupt();
-    bool ok = replay_run(o, t, stats, watch, &w);
+    bool ok = replay_run(o, t, stats, watch, w);
     term_progress_end();
     bool stopped = interrupted && stats->requests < stats->total_requests;
     int status = !ok || stats->mismatched_rows > 0 ? EXIT_FAILED : EXIT_OK;
     if (status == EXIT_OK && stopped) status = 128 + interrupted;
-    if (ok) replay_report(output, o, stats, stopped);
-    w.page.stopped = stopped;
-    if (ok && page && !replay_html_save(page, &w.page)) status = EXIT_FAILED;
-    free(w.series);
+    const replay_run_info run = {o, command, t, stats, &w->series, stopped};
+    if (ok) replay_report(output, &run);
+    free(w);
     free(stats);
     return status;
 }
@@ -190,7 +211,7 @@ enum {
 
 typedef struct texts {
     const char *trace, *heads, *dtype, *kv_dtype, *memory, *speed, *verify, *policy, *admit,
-        *preempt, *output, *page;
+        *preempt, *output;
     int64_t limit, hash_block, layers, head_size, block_size, threads, seed;
 } texts;
 
@@ -272,7 +293,6 @@ static args_result parse(int argc, char **argv, texts *x, replay_options *o)
         {.name = "seed", .kind = ARG_NUMBER, .value = &x->seed, .min = 0, .max = INT64_MAX},
         {.name = "verify", .kind = ARG_TEXT, .value = &x->verify},
         {.name = "rows", .kind = ARG_TEXT, .value = &o->rows},
-        {.name = "report", .kind = ARG_TEXT, .value = &x->page},
         ARG_OUTPUT(&x->output, "md|csv|json"),
         {.name = NULL},
     };
@@ -303,7 +323,6 @@ int replay_main(int argc, char **argv)
     case ARGS_RUN: break;
     }
     if (!resolve(&x, &o)) return EXIT_USAGE;
-    if (x.page && !save_possible("folio replay", x.page)) return EXIT_FAILED;
     replay_trace trace;
     replay_error error;
     if (x.trace == NULL) replay_trace_make(&trace, x.limit, o.seed);
@@ -312,7 +331,7 @@ int replay_main(int argc, char **argv)
         return EXIT_FAILED;
     }
     char *command = command_line(argc, argv);
-    int status = serve(&o, &trace, command, x.output, x.page);
+    int status = serve(&o, &trace, command, x.output);
     free(command);
     replay_trace_free(&trace);
     return status;

@@ -57,13 +57,6 @@ void replay_series_add(replay_series *s, double clock, const double *levels, con
     s->clock = clock;
 }
 
-replay_bin replay_series_sum(const replay_series *s, int first, int end)
-{
-    replay_bin sum = {0};
-    for (int i = first; i < end && i < s->num_bins; i++) add_bin(&sum, &s->bins[i]);
-    return sum;
-}
-
 double replay_bin_level(const replay_bin *b, replay_level level)
 {
     return b->seconds > 0 ? b->level_seconds[level] / b->seconds : 0;

@@ -1,5 +1,5 @@
 /*
- * replay_series.h: what a replay did over time, for plots. Time is cut into bins of one width; when they
+ * replay_series.h: what a replay did over time. Time is cut into bins of one width; when they
  * are all in use, two become one and the width doubles, so that memory is constant and a page has at
  * least half of the bins, whatever the trace's length.
  */
@@ -50,8 +50,6 @@ typedef struct replay_series {
 /* From the last call to `clock` these were the levels; totals: the counts at its end. */
 void replay_series_add(replay_series *s, double clock, const double *levels, const double *totals);
 
-/* Bins [first, end) as one. */
-replay_bin replay_series_sum(const replay_series *s, int first, int end);
 /* The mean; 0 where no time passed. */
 double replay_bin_level(const replay_bin *b, replay_level level);
 

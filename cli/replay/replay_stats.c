@@ -15,14 +15,18 @@ void replay_times_add(replay_times *t, double seconds)
     t->count++;
 }
 
+double replay_times_of(int bucket)
+{
+    return bucket == 0 ? 0 : exp2((bucket - 0.5) / PER_DOUBLING + FIRST);
+}
+
 double replay_times_at(const replay_times *t, double share)
 {
     int64_t rank = (int64_t)ceil(share * (double)t->count), seen = 0;
     if (rank < 1) rank = 1;
     for (int i = 0; i <= REPLAY_BUCKETS; i++) {
         seen += t->buckets[i];
-        /* The middle of the bucket, in proportion. */
-        if (seen >= rank) return i == 0 ? 0 : exp2((i - 0.5) / PER_DOUBLING + FIRST);
+        if (seen >= rank) return replay_times_of(i);
     }
     return 0;
 }

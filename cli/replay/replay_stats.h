@@ -15,6 +15,8 @@ typedef struct replay_times {
 } replay_times;
 
 void replay_times_add(replay_times *t, double seconds);
+/* The middle of a bucket in ms, in proportion. */
+double replay_times_of(int bucket);
 /* In ms; share in [0, 1]. 0 where there are none. */
 double replay_times_at(const replay_times *t, double share);
 

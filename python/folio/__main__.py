@@ -1,4 +1,4 @@
-"""python -m folio [--json]: what is installed here, and what it can use."""
+"""python -m folio: what is installed here, and what it can use; pictures and pages of saved runs."""
 
 from __future__ import annotations
 
@@ -71,15 +71,78 @@ def _print(facts: dict) -> None:
             print(f"package   {name} {package['version']}: {uses}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m folio", description="Says what is installed here.")
-    parser.add_argument("--json", action="store_true", help="the same as JSON")
+HELP = """\
+Without a command, says what is installed here and what it can use.
+
+Pictures of what the program `folio` measured, which need the extra "plot" (pip install 'folio-attention[plot]'):
+
+    folio bench -o json > bench.json        a benchmark
+    python -m folio plot bench.json         draws bench.svg: the cases under the machine's ceilings, a roofline
+    python -m folio plot new.json --before old.json    with the points of an earlier run
+
+    folio replay -o json > replay.json      a trace of requests, served
+    python -m folio report replay.json      writes replay.html: figures, curves and tables on one page
+    python -m folio plot replay.json        draws replay.svg: the curves alone
+
+SVG and pages follow the reader's light or dark mode. A file whose name ends with .png is a PNG.
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m folio", description=HELP,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="what is installed here, as JSON")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name, suffix, told in (("plot", "svg", "draw a saved run of folio bench or folio replay"),
+                               ("report", "html", "make a page of a saved run of folio replay")):
+        command = commands.add_parser(name, help=told, description=f"{told[0].upper()}{told[1:]}.")
+        command.add_argument("run", metavar="run.json", help="saved with -o json; - is standard input")
+        command.add_argument("-o", "--output", metavar="FILE", help=f"default: the same name with .{suffix}")
+        command.set_defaults(suffix=suffix)
+        if name == "plot":
+            command.add_argument("--before", metavar="old.json", help="an earlier run of folio bench, drawn too")
+    return parser
+
+
+def _draw(options: argparse.Namespace) -> str:
+    """Does a command; what went wrong, in a sentence, or nothing."""
+    from . import plots
+
+    if options.run == "-" and not options.output:
+        return "a run from standard input needs -o FILE"
+    path = options.output or os.path.splitext(options.run)[0] + "." + options.suffix
+    try:
+        run = plots.load(options.run)
+        if options.command == "plot":
+            plots.plot(run, path, plots.load(options.before) if options.before else None)
+        else:
+            plots.report(run, path)
+    except plots.RunError as error:
+        return str(error)
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    except ModuleNotFoundError as error:
+        if error.name not in ("matplotlib", "jinja2"):
+            raise
+        return f"{error.name} is not installed: pip install 'folio-attention[plot]'"
+    print(path)
+    return ""
+
+
+def main() -> int:
+    options = _parser().parse_args()
+    if options.command:
+        wrong = _draw(options)
+        if wrong:
+            print(f"python -m folio {options.command}: {wrong}", file=sys.stderr)
+        return 1 if wrong else 0
     facts = about()
-    if parser.parse_args().json:
+    if options.json:
         print(json.dumps(facts, indent=2))
     else:
         _print(facts)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -22,7 +22,8 @@ import sources  # noqa: E402
 class Metadata(MetadataHookInterface):
     def update(self, metadata):
         metadata["version"] = sources.version(PACKAGE)
-        metadata["optional-dependencies"] = {"cuda": [f"folio-attention-cuda=={metadata['version']}"]}
+        metadata["optional-dependencies"] = {"cuda": [f"folio-attention-cuda=={metadata['version']}"],
+                                             "plot": ["jinja2>=3.1", "matplotlib>=3.8"]}
 
 
 class Build(BuildHookInterface):

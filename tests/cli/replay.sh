@@ -10,12 +10,14 @@ check "help of replay documents the exit status" grep -q '^exit status' out
 check "help of replay has examples" grep -q '^examples' out
 check "help of replay fits 100 columns" test -z "$(awk 'length > 100' out)"
 for option in limit speed hash-block layers heads head-size dtype kv-dtype window blocks kv-memory block-size \
-    max-seqs budget policy admit preempt host-blocks no-attention backend threads seed verify rows report output; do
+    max-seqs budget policy admit preempt host-blocks no-attention backend threads seed verify rows output; do
     check "help of replay has --$option" grep -q -e "--$option " out
 done
 expect 0 out '^usage: folio replay' help replay
 expect 2 err "^folio replay: unknown option '--nonsense'; try" replay --nonsense
 check "a wrong option prints nothing on stdout" test ! -s out
+expect 2 err "^folio replay: unknown option '--report'; save the run with -o json and make its page with 'python -m folio report" \
+    replay --report x
 expect 2 err "^folio replay: unexpected argument 'second'" replay first second
 for heads in '' 0 4:0 4:3 2:4 4: :2 4:2x x -4 2048; do
     expect 2 err '^folio replay: --heads takes HEADS:KV_HEADS' replay --heads "$heads"
@@ -209,8 +211,13 @@ near p90 101.1 40.28
 expect 0 out '(a contiguous cache: 32.8 %)' replay five.csv --max-seqs 1 --no-attention --blocks 500
 
 # ---- Seeds, formats, the built-in trace ----------------------------------------------------------
-names='requests prefill_tokens decode_tokens seconds ttft_ms p50 p90 p99 itl_ms p50 p90 p99 kv blocks peak_used'\
-' waste_share prefix_hit_rate preemptions verified_rows mismatched_rows'
+names='version command interrupted trace name total_requests total_prompt_tokens total_output_tokens machine device'\
+' backend level threads options no_attention layers heads kv_heads head_size dtype kv_dtype window block_size max_seqs'\
+' budget policy admit preempt speed verify requests steps prefill_tokens decode_tokens seconds clock_seconds'\
+' prefill_seconds decode_seconds attention_share ttft_ms p50 p90 p99 ms counts itl_ms p50 p90 p99 ms counts kv blocks'\
+' peak_used bytes waste_share contiguous_waste_share prompt_tokens hit_tokens prefix_hit_rate preemptions swaps'\
+' evictions verified_rows mismatched_rows series interval_seconds used_blocks cached_blocks running decoding preempted'\
+' waiting steps prefill_tokens decode_tokens preemptions prompt_tokens hit_tokens'
 expect 0 out '^{$' replay --limit 20 -o json --heads 2 --head-size 16 --verify 3 --rows a
 check "the JSON has these names and no others" \
     test "$(sed -n 's/^ *"\([a-z0-9_]*\)": .*/\1/p' out | tr '\n' ' ')" = "$names "

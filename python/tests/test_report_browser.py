@@ -1,11 +1,12 @@
-#!/usr/bin/env python3
-"""The page of `folio replay --report` in headless Chromium, as readers meet it: on a phone, a tablet and a desktop,
-in light and in dark. Checks that nothing is fetched, logged or cut off, that plots are drawn inside their frames, that
-text can be read, and leaves a screenshot of each.
+"""The page of `python -m folio report` in headless Chromium, as readers meet it: on a phone, a tablet and a desktop, in
+light and in dark. Checks that nothing is fetched, logged or cut off, that plots are drawn inside their axes, that text
+can be read. FOLIO_SCREENSHOTS names a folder for a screenshot of each.
 
-usage: report_browser.py PROGRAM DIRECTORY
-Needs only Chromium, which is spoken to over a pipe; where there is none, says so and ends well.
+Needs only Chromium, which is spoken to over a pipe; where there is none, the tests are skipped.
 """
+
+from __future__ import annotations
+
 import base64
 import fcntl
 import json
@@ -13,9 +14,13 @@ import os
 import select
 import shutil
 import subprocess
-import sys
-import tempfile
 import time
+
+import pytest
+from plots_support import REPOSITORY, TRACES, replay
+
+from folio import plots
+from folio.plots import look as colours
 
 SIZES = {"phone": (390, 844), "tablet": (768, 1024), "desktop": (1280, 900)}
 SCHEMES = ("light", "dark")
@@ -32,23 +37,24 @@ PROBE = r"""
   const plots = [...document.querySelectorAll('svg.plot')].filter(seen);
   if (plots.length !== PLOTS) say(`${plots.length} plots are shown, expected PLOTS`);
   for (const svg of plots) {
-    const view = svg.viewBox.baseVal, clip = svg.querySelector('clipPath rect').getBBox();
-    const outside = b => b.x < -0.5 || b.y < -0.5 || b.x + b.width > view.width + 0.5 || b.y + b.height > view.height + 0.5;
+    const view = svg.viewBox.baseVal, [x, y, width, height] = svg.dataset.area.split(' ').map(Number);
+    const outside = b => Math.min(b.x, b.y, view.width - b.x - b.width, view.height - b.y - b.height) < -0.5;
     const named = svg.getAttribute('aria-labelledby').split(' ').map(i => document.getElementById(i));
     if (named.length !== 2 || named.some(e => !e || !e.textContent)) say(`${svg.id}: no title or description`);
-    if (clip.width < 150 || clip.height < 80 || outside(clip)) say(`${svg.id}: its area is too small or outside`);
+    if (width < 150 || height < 80 || outside({x, y, width, height})) say(`${svg.id}: its axes are too small`);
     let drawn = 0;
-    for (const e of svg.querySelectorAll('path[clip-path],circle')) {
-      const b = e.getBBox(), x0 = Math.max(b.x, clip.x), x1 = Math.min(b.x + b.width, clip.x + clip.width);
-      const y0 = Math.max(b.y, clip.y), y1 = Math.min(b.y + b.height, clip.y + clip.height);
+    for (const e of svg.querySelectorAll('path[clip-path], [clip-path] > use')) {
+      const b = e.getBBox(), x0 = Math.max(b.x, x), x1 = Math.min(b.x + b.width, x + width);
+      const y0 = Math.max(b.y, y), y1 = Math.min(b.y + b.height, y + height);
       if (!isFinite(b.x + b.y + b.width + b.height)) say(`${svg.id}: geometry without numbers`);
-      if (!e.classList.contains('quiet') && x1 - x0 > 2 && y1 >= y0) drawn++;
-      if (e.tagName === 'circle' && outside(b)) say(`${svg.id}: a point outside`);
+      if (!/stroke: (GRID|SOFT)/.test(e.getAttribute('style')) && x1 - x0 > 2 && y1 >= y0) drawn++;
+      if (e.tagName === 'use' && outside(b)) say(`${svg.id}: a point outside`);
     }
     if (drawn < DRAWN(svg.id)) say(`${svg.id}: ${drawn} shapes are drawn, expected ${DRAWN(svg.id)}`);
     const texts = [...svg.querySelectorAll('text')].map(e => [e.textContent, e.getBBox()]);
     if (texts.length < 6) say(`${svg.id}: few labels`);
     texts.forEach(([text, a], i) => {
+      if (/nan|inf/i.test(text)) say(`${svg.id}: '${text}'`);
       if (outside(a)) say(`${svg.id}: '${text}' is cut off`);
       for (const [other, b] of texts.slice(i + 1))
         if (Math.min(a.x + a.width, b.x + b.width) - Math.max(a.x, b.x) > 1 &&
@@ -59,7 +65,8 @@ PROBE = r"""
     if (shown < 11) say(`${svg.id}: its text is ${shown.toFixed(1)} px high`);
   }
   const light = c => {
-    const [r, g, b] = c.match(/[\d.]+/g).slice(0, 3).map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    const linear = v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+    const [r, g, b] = c.match(/[\d.]+/g).slice(0, 3).map(v => linear(v / 255));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const ground = light(getComputedStyle(document.body).backgroundColor);
@@ -83,7 +90,7 @@ PROBE = r"""
 """
 PLOTS = 5
 # Lines and areas of a plot besides its rules.
-DRAWN = "(id => ({kv: 3, batch: 2, sequences: 2, hits: 2, latency: 7})[id.split('-')[0]])"
+DRAWN = "(id => ({kv: 2, batch: 2, sequences: 2, hits: 2, latency: 5})[id.split('-')[0]])"
 
 
 class Browser:
@@ -182,8 +189,8 @@ def complaints_of(events, url):
 def hover(browser):
     """The figures under the pointer are shown, and inside the window."""
     place = browser.evaluate(
-        "(() => { const s = [...document.querySelectorAll('svg[data-time=batch]')].find(e => e.getClientRects().length);"
-        "s.scrollIntoView({block: 'center'}); const b = s.getBoundingClientRect();"
+        "(() => { const all = [...document.querySelectorAll('svg[data-time=batch]')];"
+        "const s = all.find(e => e.getClientRects().length); s.scrollIntoView({block: 'center'}); const b = s.getBoundingClientRect();"
         "return [b.left + 0.9 * b.width, b.top + 0.6 * b.height]; })()")
     browser.ask("Input.dispatchMouseEvent", type="mouseMoved", x=place[0], y=place[1])
     told = browser.evaluate(
@@ -202,69 +209,69 @@ def hover(browser):
     return wrong
 
 
-def look(browser, page, name, size, scheme, directory):
-    """One page in one window; returns complaints."""
+def show(browser, file, size, scheme):
+    """One file in one window."""
     width, height = SIZES[size]
-    url = "file://" + page
     browser.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
                 mobile=size != "desktop")
     browser.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     browser.events.clear()
-    browser.ask("Page.navigate", url=url)
+    browser.ask("Page.navigate", url=file.as_uri())
     browser.wait_for("Page.loadEventFired")
-    probe = PROBE.replace("PLOTS", str(PLOTS)).replace("DRAWN", DRAWN)
-    wrong = browser.evaluate(probe.replace("LIGHT", "true" if scheme == "light" else "false"))
+
+
+def look(browser, page, name, size, scheme, directory):
+    """One page in one window; returns complaints."""
+    show(browser, page, size, scheme)
+    probe = PROBE.replace("PLOTS", str(PLOTS)).replace("DRAWN", DRAWN).replace("GRID", colours.LIGHT["grid"])
+    probe = probe.replace("SOFT", colours.LIGHT["soft"]).replace("LIGHT", "true" if scheme == "light" else "false")
+    wrong = browser.evaluate(probe)
     tall = browser.evaluate("document.documentElement.scrollHeight")
     picture = browser.ask("Page.captureScreenshot", captureBeyondViewport=True,
-                          clip={"x": 0, "y": 0, "width": width, "height": tall, "scale": 1})
+                          clip={"x": 0, "y": 0, "width": SIZES[size][0], "height": tall, "scale": 1})
     with open(os.path.join(directory, f"{name}-{size}-{scheme}.png"), "wb") as file:
         file.write(base64.b64decode(picture["data"]))
-    wrong += hover(browser)
-    return wrong + list(complaints_of(browser.events, url))
+    return wrong + hover(browser) + list(complaints_of(browser.events, page.as_uri()))
 
 
-def make_pages(folio, directory):
-    """Pages of runs that differ: blocks run out; a queue; an hour's clock; a name that wants to be markup."""
-    evil = os.path.join(directory, "<img src=x onerror=alert(1)>&\"'.jsonl")
-    talks = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data", "traces", "talks.jsonl")
-    shutil.copyfile(talks, evil)
-    runs = {"tight": ["--blocks", "500", "--admit", "chunk"],
-            "queue": ["--speed", "10", "--max-seqs", "4"],
-            "slow": [talks, "--hash-block", "16", "--blocks", "2000", "--speed", "0.01"],
-            "markup": [evil, "--hash-block", "16", "--blocks", "2000"]}
-    for name, options in runs.items():
-        page = os.path.join(directory, name + ".html")
-        subprocess.run([folio, "replay", "--no-attention", "--report", page, *options], check=True,
-                       stdout=subprocess.DEVNULL)
-        yield name, page
-    os.unlink(evil)
+RUNS = {"tight": ["--blocks", "500", "--admit", "chunk"],  # blocks run out
+        "queue": ["--speed", "10", "--max-seqs", "4"],
+        "slow": ["TRACE", "--hash-block", "16", "--blocks", "2000", "--speed", "0.01"],  # an hour's clock
+        "markup": ["TRACE", "--hash-block", "16", "--blocks", "2000"]}  # a name that wants to be markup
 
 
-def main():
-    folio, directory = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:
-        print("no Chromium here: the page of folio replay --report is not looked at")
-        return 0
-    os.makedirs(directory, exist_ok=True)
-    passed = failed = 0
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory() as scratch:
-        browser = Browser(chromium, scratch)
-        try:
-            for name, page in make_pages(folio, directory):
-                for size in SIZES:
-                    for scheme in SCHEMES:
-                        wrong = look(browser, page, name, size, scheme, directory)
-                        for text in wrong:
-                            print(f"FAILED: {name}, {size}, {scheme}: {text}")
-                        passed, failed = passed + (not wrong), failed + bool(wrong)
-        finally:
-            browser.close()
-    print(f"screenshots are in {directory}; {time.monotonic() - started:.1f} s")
-    print(f"{passed} passed, {failed} failed")
-    return failed > 0
+        pytest.skip("no Chromium here: the page of a replay is not looked at")
+    browser = Browser(chromium, tmp_path_factory.mktemp("browser"))
+    yield browser
+    browser.close()
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+@pytest.mark.parametrize("name", RUNS)
+def test_page(name, browser, tmp_path):
+    trace = tmp_path / ("<img src=x onerror=alert(1)>&\"'.jsonl" if name == "markup" else "talks.jsonl")
+    shutil.copyfile(TRACES / "talks.jsonl", trace)
+    page = tmp_path / "page.html"
+    plots.report(replay(tmp_path, *(str(trace) if o == "TRACE" else o for o in RUNS[name])), str(page))
+    shots = os.environ.get("FOLIO_SCREENSHOTS", tmp_path)
+    wrong = [f"{size}, {scheme}: {text}" for size in SIZES for scheme in SCHEMES
+             for text in look(browser, page, name, size, scheme, shots)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_roofline(scheme, browser, tmp_path):
+    """A picture by itself follows light and dark."""
+    file = tmp_path / "roofline.svg"
+    plots.plot(plots.load(str(REPOSITORY / "docs" / "figures" / "cpu.json")), str(file))
+    show(browser, file, "desktop", scheme)
+    ground = browser.evaluate("getComputedStyle(document.querySelector('[id$=patch_1] path')).fill")
+    ink = browser.evaluate("getComputedStyle(document.querySelector('text')).fill")
+    assert (ground, ink) == {"light": ("rgb(255, 255, 255)", "rgb(89, 98, 108)"),
+                             "dark": ("rgb(20, 24, 29)", "rgb(163, 173, 184)")}[scheme]
+    assert browser.evaluate("[...document.querySelectorAll('text')].every(e => { const b = e.getBBox();"
+                            "return b.x >= 0 && b.y >= 0 && b.x + b.width <= 860 && b.y + b.height <= 560; })")
+    assert not list(complaints_of(browser.events, file.as_uri()))
