@@ -17,11 +17,11 @@ static inline float exp2_f32(float x)
     const float to_integer = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
     float shifted = x + to_integer;
     float f = x - (shifted - to_integer);
-    float p = 1.5403530e-4f;
-    p = p * f + 1.3398874e-3f;
-    p = p * f + 9.6180000e-3f;
-    p = p * f + 5.5503294e-2f;
-    p = p * f + 2.4022651e-1f;
+    float p = 1.5382232e-4f;
+    p = p * f + 1.3387377e-3f;
+    p = p * f + 9.6183109e-3f;
+    p = p * f + 5.5503674e-2f;
+    p = p * f + 2.4022649e-1f;
     p = p * f + 6.9314718e-1f;
     p = p * f + 1.0f;
     /* the integer sits in the low bits of shifted; 127 is the exponent's bias */

@@ -65,30 +65,47 @@ static void exp2_edges(const folioi_cpu_kernels *table)
 
 TEST(levels, exp2_at_its_ends) { each_level(exp2_edges); }
 
-static void tanh_error(const folioi_cpu_kernels *table)
+/* The worst error in ulp, of all scores and of those beyond three quarters of the cap. */
+static void soft_cap_error(const folioi_cpu_kernels *table)
 {
+    static const float caps[] = {1.0f, 30.0f, 50.0f, 1e-30f, 1e30f};
     static float x[CHUNK], y[CHUNK];
-    double worst = 0, worst_large = 0;
-    for (uint32_t bits = bits_of_f32(1e-6f); bits < bits_of_f32(20.0f);) {
-        for (int i = 0; i < CHUNK; i++, bits += 61)
-            x[i] = y[i] = i % 2 ? f32_of_bits(bits) : -f32_of_bits(bits);
-        table->tanh(y, CHUNK);
-        for (int i = 0; i < CHUNK; i++) {
-            double exact = tanh((double)x[i]);
-            double error = fabs((double)y[i] - exact) / ulp_of(exact);
-            worst = fmax(worst, error);
-            if (fabsf(x[i]) > 0.75f) worst_large = fmax(worst_large, error);
+    bool three_roundings = strcmp(table->level, "scalar") == 0; /* cap * tanhf(x / cap) */
+    for (int c = 0; c < 5; c++) {
+        folioi_soft_cap cap = folioi_soft_cap_of(caps[c]);
+        double worst = 0, worst_large = 0;
+        for (uint32_t bits = bits_of_f32(1e-6f); bits < bits_of_f32(20.0f);) {
+            for (int i = 0; i < CHUNK; i++, bits += 61)
+                x[i] = y[i] = caps[c] * (i % 2 ? f32_of_bits(bits) : -f32_of_bits(bits));
+            table->soft_cap(y, CHUNK, &cap);
+            for (int i = 0; i < CHUNK; i++) {
+                double exact = (double)caps[c] * tanh((double)x[i] / (double)caps[c]);
+                double error = fabs((double)y[i] - exact) / ulp_of(exact);
+                worst = fmax(worst, error);
+                if (fabsf(x[i]) > 0.75f * caps[c]) worst_large = fmax(worst_large, error);
+            }
         }
+        CHECK_MSG(worst <= 4.5, "cap %g: off by %.2f ulp", (double)caps[c], worst);
+        CHECK_MSG(worst_large <= (three_roundings ? 3.5 : 2.0),
+                  "cap %g: a large score is off by %.2f ulp", (double)caps[c], worst_large);
     }
-    CHECK_MSG(worst <= 4.0, "tanh is off by %.2f ulp", worst);
-    CHECK_MSG(worst_large <= 2.0, "tanh of a large number is off by %.2f ulp", worst_large);
-    float edges[16] = {0.0f, 100.0f, -100.0f, INFINITY, -INFINITY, NAN};
-    table->tanh(edges, 16);
-    CHECK(edges[0] == 0.0f && edges[1] == 1.0f && edges[2] == -1.0f);
-    CHECK(edges[3] == 1.0f && edges[4] == -1.0f && isnan(edges[5]));
 }
 
-TEST(levels, tanh_is_within_four_ulp_and_two_where_it_is_large) { each_level(tanh_error); }
+TEST(levels, soft_caps_are_within_two_ulp_where_scores_are_large) { each_level(soft_cap_error); }
+
+static void soft_cap_edges(const folioi_cpu_kernels *table)
+{
+    static const float caps[] = {1e-45f, 1e-37f, 0.25f, 50.0f, 1e36f, 5e36f};
+    for (int c = 0; c < 6; c++) {
+        folioi_soft_cap cap = folioi_soft_cap_of(caps[c]);
+        float x[16] = {0.0f, 1e38f, -1e38f, INFINITY, -INFINITY, NAN};
+        table->soft_cap(x, 16, &cap);
+        CHECK(x[0] == 0.0f && x[1] == cap.cap && x[2] == -cap.cap);
+        CHECK(x[3] == cap.cap && x[4] == -cap.cap && isnan(x[5]));
+    }
+}
+
+TEST(levels, soft_caps_at_their_ends) { each_level(soft_cap_edges); }
 
 static const char *level_of(const folio_context_desc *desc, folio_context **ctx)
 {

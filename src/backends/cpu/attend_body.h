@@ -131,10 +131,7 @@ typedef struct {
 /* Soft cap, ALiBi and bias of one vector of scores. */
 INLINE vec add_options(const folioi_attend_args *a, int32_t r, int64_t key, vec x)
 {
-    if (a->soft_cap > 0) {
-        vec cap = vec_set1(a->soft_cap);
-        x = vec_mul(cap, vec_tanh(vec_mul(x, vec_set1(a->one_over_cap))));
-    }
+    if (a->soft_cap.cap > 0) x = vec_soft_cap(x, &a->soft_cap);
     if (a->slopes != NULL) {
         vec distance = vec_add(vec_set1((float)(key - a->own[r])), vec_iota());
         x = vec_sub(x, vec_mul(vec_set1(a->slopes[r]), vec_abs(distance)));
@@ -355,7 +352,7 @@ INLINE void pack_panels(const folioi_attend_args *a, const tile *t)
 INLINE bool softmax_block(const folioi_attend_args *a, const tile *t, const row_block *b, float *s,
                           key_bits *hidden)
 {
-    bool options = a->soft_cap > 0 || a->slopes != NULL || a->bias != NULL;
+    bool options = a->soft_cap.cap > 0 || a->slopes != NULL || a->bias != NULL;
     int32_t first = b->from / LANES, last = (b->to + LANES - 1) / LANES;
     bool any = false;
     for (int32_t i = 0; i < b->rows; i++) {

@@ -316,9 +316,9 @@ static void exp2_of(float *x, int64_t n)
     for (int64_t i = 0; i < n; i += LANES) vec_store(x + i, vec_exp2(vec_load(x + i)));
 }
 
-static void tanh_of(float *x, int64_t n)
+static void soft_cap_of(float *x, int64_t n, const folioi_soft_cap *cap)
 {
-    for (int64_t i = 0; i < n; i += LANES) vec_store(x + i, vec_tanh(vec_load(x + i)));
+    for (int64_t i = 0; i < n; i += LANES) vec_store(x + i, vec_soft_cap(vec_load(x + i), cap));
 }
 
 #endif

@@ -13,6 +13,8 @@
 #include "plan/call.h"
 #include "plan/row_ranges.h"
 
+#include <float.h>
+
 #define FOLIOI_TILE_ROWS                                                                           \
     288 /* rows of one work item, where the group leaves room for more than one query */
 #define FOLIOI_TILE_KEYS 128
@@ -53,6 +55,24 @@ typedef struct folioi_soon {
     int32_t key, end;
 } folioi_soon;
 
+/** A soft cap; 0: none. */
+typedef struct folioi_soft_cap {
+    float cap, limit, edge; /* scores beyond `limit` are as good as it, beyond `edge` large */
+    float rate, rest;       /* -2 / (cap ln 2), and what its rounding left                  */
+} folioi_soft_cap;
+
+static inline folioi_soft_cap folioi_soft_cap_of(float cap)
+{
+    if (cap <= 0) return (folioi_soft_cap){0};
+    if (cap < 1e-37f) cap = 1e-37f; /* no weight tells the difference */
+    double rate = -2.8853900817779268 / (double)cap;
+    return (folioi_soft_cap){.cap = cap,
+                             .limit = cap < 5e36f ? 60.0f * cap : FLT_MAX,
+                             .edge = 0.55f * cap,
+                             .rate = (float)rate,
+                             .rest = (float)(rate - (double)(float)rate)};
+}
+
 /** Rows of (query x group) against keys [begin, end) of one split. */
 typedef struct folioi_attend_args {
     int32_t rows, k_dims, v_dims;
@@ -64,7 +84,8 @@ typedef struct folioi_attend_args {
     folio_dtype bias_dtype;
     const int64_t *bias_at; /* [rows] element of key 0                                      */
     int64_t bias_key_stride;
-    float scale, soft_cap, one_over_cap;
+    float scale;
+    folioi_soft_cap soft_cap;
     folioi_keys keys;
     int32_t begin, end;
     folioi_soon soon[2];     /* the item's own keys, from any to the last; then the next item's */
@@ -106,9 +127,9 @@ typedef struct folioi_cpu_kernels {
     /* A row of out: x * factor, rounded to its type. */
     void (*store_row)(void *out, folio_dtype type, int64_t index, const float *x, float factor,
                       int32_t dims);
-    /* 2^x and tanh of n numbers, in place, as the attend kernels compute them: for tests of their error. */
+    /* 2^x, and scores under a soft cap, in place, as the attend kernels compute them: for tests of their error. */
     void (*exp2)(float *x, int64_t n);
-    void (*tanh)(float *x, int64_t n);
+    void (*soft_cap)(float *x, int64_t n, const folioi_soft_cap *cap);
 } folioi_cpu_kernels;
 
 /** The kernel for an attention's types. pairs: one that rounds every key to bf16 will do. */

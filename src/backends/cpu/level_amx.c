@@ -290,7 +290,7 @@ void folioi_cpu_fill_amx(folioi_cpu_kernels *table)
     fill_bytes();
     fill_attend(table);
     table->exp2 = exp2_of;
-    table->tanh = tanh_of;
+    table->soft_cap = soft_cap_of;
     table->store_row = store_row;
 }
 #endif

@@ -20,7 +20,7 @@ void folioi_cpu_fill_neon(folioi_cpu_kernels *table)
 {
     fill_attend(table);
     table->exp2 = exp2_of;
-    table->tanh = tanh_of;
+    table->soft_cap = soft_cap_of;
     table->store_row = store_row;
     table->rotate = rotate_row;
 }

@@ -62,6 +62,11 @@ INLINE void load_tile(const folioi_attend_args *a, folio_dtype kv, int32_t begin
     }
 }
 
+static void soft_cap_scalar(float *s, int64_t n, const folioi_soft_cap *c)
+{
+    for (int64_t j = 0; j < n; j++) s[j] = c->cap * tanhf(s[j] / c->cap);
+}
+
 /* s[0 .. n) = scores of row r with the tile's keys, key 0 of the tile being `begin`. */
 static void score_row(const folioi_attend_args *a, int32_t r, int32_t begin, int32_t n, float *s)
 {
@@ -72,8 +77,7 @@ static void score_row(const folioi_attend_args *a, int32_t r, int32_t begin, int
         for (int32_t j = 0; j < n; j++) s[j] += q[d] * k[j];
     }
     for (int32_t j = 0; j < n; j++) s[j] *= a->scale;
-    if (a->soft_cap > 0)
-        for (int32_t j = 0; j < n; j++) s[j] = a->soft_cap * tanhf(s[j] / a->soft_cap);
+    if (a->soft_cap.cap > 0) soft_cap_scalar(s, n, &a->soft_cap);
     if (a->slopes != NULL)
         for (int32_t j = 0; j < n; j++)
             s[j] -= a->slopes[r] * fabsf((float)(a->own[r] - begin - j));
@@ -157,11 +161,6 @@ static void exp2_scalar(float *x, int64_t n)
     for (int64_t i = 0; i < n; i++) x[i] = exp2_f32(x[i]);
 }
 
-static void tanh_scalar(float *x, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++) x[i] = tanhf(x[i]);
-}
-
 #define LEVEL scalar
 #define ATTEND attend_body
 #define LOAD_QUERIES load_queries_scalar
@@ -176,7 +175,7 @@ void folioi_cpu_fill_scalar(folioi_cpu_kernels *table)
 {
     fill_attend(table);
     table->exp2 = exp2_scalar;
-    table->tanh = tanh_scalar;
+    table->soft_cap = soft_cap_scalar;
     table->store_row = store_row_scalar;
     table->write = folioi_kv_write_rows;
     table->rotate = folioi_rotate_row;
