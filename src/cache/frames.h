@@ -10,7 +10,7 @@
 #ifndef FOLIOI_FRAMES_H
 #define FOLIOI_FRAMES_H
 
-#include "cache/store.h"
+#include "cache/store_file.h"
 #include "core/context.h"
 
 #define FOLIOI_MAX_FRAME_TABLES 17

@@ -20,7 +20,6 @@ folio_status folioi_index_init(const folio_allocator *a, folioi_index *x, int32_
                         .ids_bytes = (int32_t)max_i64(block_size * (int64_t)sizeof(int32_t), 8),
                         .hash_key = hash_key,
                         .key_mask = ~(uint64_t)0,
-                        .mask = -1,
                         .unused = NONE};
     XXH3_generateSecret_fromSeed(x->secret, hash_key);
     TRY(folioi_array_reserve(a, &x->scratch, (int64_t)sizeof(key_head) + x->ids_bytes,
@@ -74,7 +73,7 @@ folioi_key folioi_index_digest(folioi_index *x, int32_t parent, uint64_t salt, f
 int32_t folioi_index_find(const folioi_index *x, folioi_key key, int32_t parent, uint64_t salt,
                           folioi_block_ids ids)
 {
-    int32_t node = ((int32_t *)x->buckets.data)[key.word[0] & (uint64_t)x->mask];
+    int32_t node = *table_bucket(&x->table, key.word[0]);
     while (node != NONE) {
         const folioi_node *n = index_node(x, node);
         if (key_equal(n->key, key) && n->parent == parent && n->salt == salt &&
@@ -86,19 +85,6 @@ int32_t folioi_index_find(const folioi_index *x, folioi_key key, int32_t parent,
     return NONE;
 }
 
-static void rehash(folioi_index *x)
-{
-    int32_t *buckets = x->buckets.data;
-    for (int64_t i = 0; i <= x->mask; i++) buckets[i] = NONE;
-    for (int32_t i = 0; i < x->capacity; i++) {
-        folioi_node *n = index_node(x, i);
-        if (!n->used) continue;
-        int32_t *bucket = &buckets[n->key.word[0] & (uint64_t)x->mask];
-        n->next = *bucket;
-        *bucket = i;
-    }
-}
-
 folio_status folioi_index_reserve(const folio_allocator *a, folioi_index *x, int64_t n)
 {
     if (x->num_nodes + n <= x->capacity) return FOLIO_OK;
@@ -108,6 +94,8 @@ folio_status folioi_index_reserve(const folio_allocator *a, folioi_index *x, int
     static const char what[] = "the prefix index";
     int64_t links = (int64_t)sizeof(int32_t) * NUM_LINKED_TIERS * x->num_layer_groups;
     TRY(folioi_array_reserve(a, &x->nodes, capacity * (int64_t)sizeof(folioi_node), what));
+    x->table.chain = (char *)&index_node(x, 0)->next;
+    x->table.stride = sizeof(folioi_node);
     TRY(folioi_array_reserve(a, &x->links, capacity * links, what));
     TRY(folioi_array_reserve(a, &x->ids, capacity * x->ids_bytes, what));
     TRY(folioi_array_reserve(a, &x->buckets, capacity * (int64_t)sizeof(int32_t), what));
@@ -116,8 +104,9 @@ folio_status folioi_index_reserve(const folio_allocator *a, folioi_index *x, int
         x->unused = (int32_t)i;
     }
     x->capacity = capacity;
-    x->mask = capacity - 1;
-    rehash(x);
+    table_init(&x->table, x->buckets.data, capacity);
+    for (int32_t i = 0; i < capacity; i++)
+        if (index_node(x, i)->used) table_add(&x->table, index_node(x, i)->key.word[0], i);
     return FOLIO_OK;
 }
 
@@ -127,15 +116,13 @@ int32_t folioi_index_add(folioi_index *x, folioi_key key, int32_t parent, uint64
     int32_t node = x->unused;
     folioi_node *n = index_node(x, node);
     x->unused = n->next;
-    int32_t *bucket = (int32_t *)x->buckets.data + (key.word[0] & (uint64_t)x->mask);
     *n = (folioi_node){.key = key,
                        .digest = folioi_index_digest(x, parent, salt, ids),
                        .salt = salt,
                        .parent = parent,
-                       .next = *bucket,
                        .used = true,
                        .hashed = ids.hashed};
-    *bucket = node;
+    table_add(&x->table, key.word[0], node);
     memcpy((char *)x->ids.data + (int64_t)node * x->ids_bytes, ids.data, (size_t)ids.bytes);
     for (int tier = 0; tier < NUM_LINKED_TIERS; tier++)
         for (int32_t g = 0; g < x->num_layer_groups; g++) *index_link(x, node, tier, g) = NONE;
@@ -149,9 +136,7 @@ void folioi_index_settle(folioi_index *x, int32_t node)
     while (node != NONE) {
         folioi_node *n = index_node(x, node);
         if (n->num_links > 0 || n->num_children > 0 || n->pins > 0) return;
-        int32_t *at = (int32_t *)x->buckets.data + (n->key.word[0] & (uint64_t)x->mask);
-        while (*at != node) at = &index_node(x, *at)->next;
-        *at = n->next;
+        table_remove(&x->table, n->key.word[0], node);
         int32_t parent = n->parent;
         n->used = false;
         n->next = x->unused;

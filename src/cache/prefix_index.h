@@ -11,7 +11,7 @@
 #ifndef FOLIOI_PREFIX_INDEX_H
 #define FOLIOI_PREFIX_INDEX_H
 
-#include "cache/blocks.h"
+#include "cache/key_table.h"
 #include "core/hash.h"
 
 enum { TIER_DEVICE = 0, TIER_HOST = 1, NUM_LINKED_TIERS = 2 }; /* disk is found by key */
@@ -48,9 +48,10 @@ typedef struct folioi_index {
     folioi_array nodes;   /* folioi_node [capacity] */
     folioi_array links;   /* int32_t [capacity][NUM_LINKED_TIERS][num_layer_groups] */
     folioi_array ids;     /* [capacity][ids_bytes] */
-    folioi_array buckets; /* int32_t [mask + 1] */
+    folioi_array buckets; /* of the table: int32_t [capacity] */
     folioi_array scratch; /* a key's input */
-    int64_t capacity, num_nodes, mask;
+    folioi_key_table table;
+    int64_t capacity, num_nodes;
     int32_t unused;
 } folioi_index;
 
@@ -63,11 +64,16 @@ static inline folioi_node *index_node(const folioi_index *x, int32_t node)
     return (folioi_node *)x->nodes.data + node;
 }
 
-/** The number of a node's block in a tier and group; NONE. */
 static inline int32_t *index_link(const folioi_index *x, int32_t node, int tier, int32_t group)
 {
     return (int32_t *)x->links.data +
            ((int64_t)node * NUM_LINKED_TIERS + tier) * x->num_layer_groups + group;
+}
+
+/** The number of a node's block in a tier and group; NONE, also of node NONE. */
+static inline int32_t index_block(const folioi_index *x, int32_t node, int tier, int32_t group)
+{
+    return node == NONE ? NONE : *index_link(x, node, tier, group);
 }
 
 static inline folioi_block_ids index_ids(const folioi_index *x, int32_t node)
@@ -95,12 +101,12 @@ folioi_key folioi_index_digest(folioi_index *x, int32_t parent, uint64_t salt,
 
 static inline void index_prefetch_bucket(const folioi_index *x, folioi_key key)
 {
-    __builtin_prefetch((int32_t *)x->buckets.data + (key.word[0] & (uint64_t)x->mask));
+    __builtin_prefetch(table_bucket(&x->table, key.word[0]));
 }
 
 static inline void index_prefetch_node(const folioi_index *x, folioi_key key)
 {
-    int32_t node = ((int32_t *)x->buckets.data)[key.word[0] & (uint64_t)x->mask];
+    int32_t node = *table_bucket(&x->table, key.word[0]);
     if (node == NONE) return;
     __builtin_prefetch(index_node(x, node));
     __builtin_prefetch((char *)x->ids.data + (int64_t)node * x->ids_bytes);

@@ -1,130 +1,85 @@
 /*
- * store.c: which frame holds what, in memory: a hash table by (key, group, kind), a list of free
- * frames, and one of CACHED frames by use. A frame that somebody reads, writes or wipes is pinned:
- * it is in neither list, so nobody takes it. The last one to unpin it puts it back: among the
- * CACHED ones while it is in the table, else among the free ones. Files are read and written
- * without the lock.
+ * store.c: which frame holds what, in memory: blocks.h has the frames' states, key_table.h finds them by
+ * (key, group, kind). A reference to a frame is somebody's who reads, writes or wipes it, or the table's to
+ * one of a sequence: nobody else takes it. Without one it is cached while it is in the table, else free.
+ * Files are read and written without the lock.
  */
 #include "cache/store.h"
 
-#include "cache/store_file.h"
+#include "cache/key_table.h"
 #include "core/checked.h"
 
 #include <pthread.h>
 #include <string.h>
 #include <unistd.h>
 
-#define NONE (-1)
 #define MAX_FRAMES ((int64_t)1 << 30)
 
-typedef struct store_frame {
-    folioi_frame_info info; /* of what is indexed, or being written */
-    int32_t next, prev;     /* in a list, while nobody has it pinned */
-    int32_t chain;          /* next of the same bucket */
-    int32_t pins;
-    bool indexed;
-} store_frame;
-
-typedef struct frame_list {
-    int32_t head, tail;
-    int64_t count;
-} frame_list;
+typedef struct frame_entry {
+    folioi_frame_info info; /* of what is in the table, or being written */
+    int32_t next;           /* in its bucket */
+} frame_entry;
 
 struct folioi_store {
     folio_allocator allocator;
     folioi_store_file file;
     pthread_mutex_t forgetting; /* one forget at a time; taken before lock */
     pthread_mutex_t lock;       /* guards everything below, and file.epoch */
-    store_frame *frames;        /* [num_frames]; frames[i] is the file's frame i + 1 */
-    int32_t *buckets;           /* [num_buckets] */
-    int64_t num_buckets;        /* a power of two */
-    frame_list free;
-    frame_list cached; /* head: used last; tail: the next to be replaced */
-    int64_t promised;  /* of the free and cached ones, to SEQUENCE puts to come */
-    uint64_t stamp;    /* of the last put */
+    folioi_blocks
+        frames; /* frame i is the file's frame i + 1; its node is i while it is in the table */
+    frame_entry *entries; /* [frames.num] */
+    folioi_key_table table;
+    int64_t promised; /* of the free and cached ones, to SEQUENCE puts to come */
+    uint64_t stamp;   /* of the last put */
     folioi_replaced_fn replaced;
     void *replaced_user;
     folioi_store_stats stats;
 };
 
-/* --------------------------------------------------------------------------- lists, table, pins */
-
-static void list_push(folioi_store *store, frame_list *list, int32_t i)
-{
-    store_frame *f = &store->frames[i];
-    f->prev = NONE;
-    f->next = list->head;
-    if (list->head != NONE) store->frames[list->head].prev = i;
-    else list->tail = i;
-    list->head = i;
-    list->count++;
-}
-
-static void list_remove(folioi_store *store, frame_list *list, int32_t i)
-{
-    const store_frame *f = &store->frames[i];
-    if (f->prev != NONE) store->frames[f->prev].next = f->next;
-    else list->head = f->next;
-    if (f->next != NONE) store->frames[f->next].prev = f->prev;
-    else list->tail = f->prev;
-    list->count--;
-}
+/* ---------------------------------------------------------------------------------------- frames */
 
 /* Keys of sequences may be plain counters, so all bits are mixed. */
-static int32_t *bucket_of(const folioi_store *store, folioi_key key, int32_t group,
-                          folioi_frame_kind kind)
+static uint64_t hash_of(folioi_key key, int32_t group, folioi_frame_kind kind)
 {
     uint64_t h = key.word[0] ^ (key.word[1] * 0x9E3779B97F4A7C15u) ^
                  ((uint64_t)(uint32_t)group * 2 + (uint64_t)kind) * 0xD6E8FEB86659FD93u;
     h = (h ^ h >> 32) * 0xD6E8FEB86659FD93u;
-    return &store->buckets[(h ^ h >> 32) & (uint64_t)(store->num_buckets - 1)];
+    return h ^ h >> 32;
 }
 
 static int32_t find(const folioi_store *store, folioi_key key, int32_t group,
                     folioi_frame_kind kind)
 {
-    int32_t i = *bucket_of(store, key, group, kind);
-    for (; i != NONE; i = store->frames[i].chain) {
-        const folioi_frame_info *info = &store->frames[i].info;
+    int32_t i = *table_bucket(&store->table, hash_of(key, group, kind));
+    for (; i != NONE; i = store->entries[i].next) {
+        const folioi_frame_info *info = &store->entries[i].info;
         if (key_equal(info->key, key) && info->group == group && info->kind == kind) break;
     }
     return i;
 }
 
-static void index_add(folioi_store *store, int32_t i)
+static bool is_known(const folioi_store *store, int64_t i)
 {
-    store_frame *f = &store->frames[i];
-    int32_t *bucket = bucket_of(store, f->info.key, f->info.group, f->info.kind);
-    f->chain = *bucket;
-    f->indexed = true;
-    *bucket = i;
+    return store->frames.block[i].node != NONE;
+}
+
+/* The caller's frame enters the table. */
+static void enter(folioi_store *store, int32_t i)
+{
+    const folioi_frame_info *info = &store->entries[i].info;
+    table_add(&store->table, hash_of(info->key, info->group, info->kind), i);
+    store->frames.block[i].node = i;
+    if (info->kind == FOLIOI_FRAME_SEQUENCE) blocks_retain(&store->frames, i);
     store->stats.used++;
 }
 
-/* Of a pinned frame. */
-static void index_remove(folioi_store *store, int32_t i)
+static void leave(folioi_store *store, int32_t i)
 {
-    store_frame *f = &store->frames[i];
-    int32_t *at = bucket_of(store, f->info.key, f->info.group, f->info.kind);
-    while (*at != i) at = &store->frames[*at].chain;
-    *at = f->chain;
-    f->indexed = false;
+    const folioi_frame_info *info = &store->entries[i].info;
+    table_remove(&store->table, hash_of(info->key, info->group, info->kind), i);
+    blocks_forget(&store->frames, i);
+    if (info->kind == FOLIOI_FRAME_SEQUENCE) blocks_release(&store->frames, i);
     store->stats.used--;
-}
-
-static void pin(folioi_store *store, int32_t i)
-{
-    store_frame *f = &store->frames[i];
-    if (f->pins++ == 0 && f->info.kind == FOLIOI_FRAME_CACHED)
-        list_remove(store, &store->cached, i);
-}
-
-static void unpin(folioi_store *store, int32_t i)
-{
-    store_frame *f = &store->frames[i];
-    if (--f->pins > 0) return;
-    if (!f->indexed) list_push(store, &store->free, i);
-    else if (f->info.kind == FOLIOI_FRAME_CACHED) list_push(store, &store->cached, i);
 }
 
 /* As an id without ids. */
@@ -140,22 +95,18 @@ static folioi_frame_id id_of(const folioi_frame_info *info)
                              .hashed = info->hashed};
 }
 
-/* A frame to write to, pinned and in no table; NONE when there is none. *gone: what it held. */
+/* A frame to write to, the caller's and in no table; NONE when there is none. *gone: what it held. */
 static int32_t take_frame(folioi_store *store, bool *replaced, folioi_frame_id *gone)
 {
-    int32_t i = store->free.head;
-    *replaced = i == NONE && store->cached.tail != NONE;
-    if (i != NONE) {
-        list_remove(store, &store->free, i);
-        store->frames[i].pins = 1;
-    } else if (*replaced) {
-        i = store->cached.tail;
-        *gone = id_of(&store->frames[i].info);
-        pin(store, i);
-        index_remove(store, i);
+    folioi_blocks *frames = &store->frames;
+    *replaced = frames->num_free == 0 && frames->num_cached > 0;
+    if (blocks_available(frames) == 0) return NONE;
+    if (*replaced) {
+        *gone = id_of(&store->entries[frames->oldest].info);
+        leave(store, frames->oldest);
         store->stats.evictions++;
     }
-    return i;
+    return blocks_take(frames, NONE);
 }
 
 /* The same block: all that an id says, and the payload's length. */
@@ -167,54 +118,44 @@ static bool same_block(const folioi_frame_info *a, const folioi_frame_info *b)
            a->ids_bytes == b->ids_bytes && a->kind == b->kind && a->hashed == b->hashed;
 }
 
-/* The end of a frame that is pinned and has left the table: an open would find CACHED ones. */
+/* The end of a frame that is the caller's and has left the table: an open would find CACHED ones. */
 static void discard(folioi_store *store, int32_t i)
 {
-    bool wiped = store->frames[i].info.kind != FOLIOI_FRAME_CACHED ||
+    bool wiped = store->entries[i].info.kind != FOLIOI_FRAME_CACHED ||
                  folioi_store_file_wipe(&store->file, i + 1);
     pthread_mutex_lock(&store->lock);
     if (!wiped) store->stats.errors++;
-    unpin(store, i);
+    blocks_release(&store->frames, i);
     pthread_mutex_unlock(&store->lock);
 }
 
 /* ------------------------------------------------------------------------------- open and close */
 
-/* The first n frames of *list by their stamps, the newest first; *list then begins behind them. */
-static int32_t sort_by_stamp(store_frame *frames, int32_t *list, int64_t n)
+/* The first n frames of *list by their stamps, the oldest first; *list then begins behind them. While a
+ * frame is held, `next` is free for it. */
+static int32_t sort_by_stamp(folioi_store *store, int32_t *list, int64_t n)
 {
+    folioi_block *frames = store->frames.block;
     int32_t head = *list, *at = &head;
     if (n == 1) {
         *list = frames[head].next;
         frames[head].next = NONE;
         return head;
     }
-    int32_t a = sort_by_stamp(frames, list, n / 2);
-    int32_t b = sort_by_stamp(frames, list, n - n / 2);
+    int32_t a = sort_by_stamp(store, list, n / 2);
+    int32_t b = sort_by_stamp(store, list, n - n / 2);
     while (a != NONE && b != NONE) {
-        int32_t *newer = frames[a].info.stamp > frames[b].info.stamp ? &a : &b;
-        *at = *newer;
+        bool a_first = store->entries[a].info.stamp < store->entries[b].info.stamp;
+        int32_t *older = a_first ? &a : &b;
+        *at = *older;
         at = &frames[*at].next;
-        *newer = *at;
+        *older = *at;
     }
     *at = a != NONE ? a : b;
     return head;
 }
 
-static void sort_cached(folioi_store *store)
-{
-    if (store->cached.count == 0) return;
-    int32_t list = store->cached.head;
-    store->cached.head = sort_by_stamp(store->frames, &list, store->cached.count);
-    int32_t prev = NONE;
-    for (int32_t i = store->cached.head; i != NONE; i = store->frames[i].next) {
-        store->frames[i].prev = prev;
-        prev = i;
-    }
-    store->cached.tail = prev;
-}
-
-/* Index frame i if it holds a whole CACHED block. head: room for one. */
+/* Frame i, which is the scan's, enters the table if it holds a whole CACHED block. head: room for one. */
 static void scan_frame(folioi_store *store, int32_t i, char *head)
 {
     folioi_store_file *file = &store->file;
@@ -234,16 +175,32 @@ static void scan_frame(folioi_store *store, int32_t i, char *head)
     if (info.stamp > store->stamp) store->stamp = info.stamp;
     if (info.kind != FOLIOI_FRAME_CACHED || info.epoch != file->epoch) return;
     int32_t other = find(store, info.key, info.group, info.kind);
-    store->frames[i].info = info;
+    store->entries[i].info = info;
     if (other != NONE) { /* killed before the older one was wiped */
-        int32_t older = store->frames[other].info.stamp < info.stamp ? other : i;
+        int32_t older = store->entries[other].info.stamp < info.stamp ? other : i;
         if (!folioi_store_file_wipe(file, older + 1)) store->stats.errors++;
         if (older == i) return;
-        list_remove(store, &store->cached, other);
-        index_remove(store, other);
+        leave(store, other);
     }
-    index_add(store, i);
-    list_push(store, &store->cached, i);
+    enter(store, i);
+}
+
+/* Give the frames of a scan back: those in the table by their stamps; then the file's first free one comes
+ * first. */
+static void end_scan(folioi_store *store, int64_t n)
+{
+    folioi_blocks *frames = &store->frames;
+    int32_t list = NONE;
+    for (int64_t i = n - 1; i >= 0; i--) {
+        if (is_known(store, i)) frames->block[i].next = list, list = (int32_t)i;
+        else blocks_release(frames, (int32_t)i);
+    }
+    if (list != NONE) list = sort_by_stamp(store, &list, store->stats.used);
+    while (list != NONE) {
+        int32_t i = list;
+        list = frames->block[i].next;
+        blocks_release(frames, i);
+    }
 }
 
 static folio_status scan(folioi_store *store)
@@ -251,31 +208,35 @@ static folio_status scan(folioi_store *store)
     void *head;
     const folioi_store_file *file = &store->file;
     TRY(folioi_alloc(&store->allocator, file->head_bytes, "a frame's head", &head));
-    int64_t n = min_i64(ceil_div(file->size, file->frame_bytes) - 1, store->stats.num_frames);
-    for (int64_t i = 0; i < n; i++) scan_frame(store, (int32_t)i, head);
+    int64_t n = min_i64(ceil_div(file->size, file->frame_bytes) - 1, store->frames.num);
+    for (int64_t i = 0; i < n; i++) scan_frame(store, blocks_take(&store->frames, NONE), head);
     folioi_free(&store->allocator, head, file->head_bytes);
-    sort_cached(store);
-    for (int64_t i = store->stats.num_frames - 1; i >= 0; i--) /* the file's first ones first */
-        if (!store->frames[i].indexed) list_push(store, &store->free, (int32_t)i);
+    end_scan(store, n);
     if (file->epoch_lost) store->stats.warnings++;
     return FOLIO_OK;
+}
+
+/* A power of two. */
+static int64_t num_buckets(int64_t num_frames)
+{
+    int64_t n = 1;
+    while (n < num_frames) n *= 2;
+    return n;
 }
 
 static folio_status make_index(folioi_store *store, int64_t max_bytes)
 {
     int64_t n = min_i64(max_bytes / store->file.frame_bytes - 1, MAX_FRAMES);
+    const folio_allocator *a = &store->allocator;
     void *memory;
+    TRY(folioi_blocks_init(a, &store->frames, n, "the store's frames"));
     store->stats.num_frames = n;
-    store->num_buckets = 1;
-    while (store->num_buckets < n) store->num_buckets *= 2;
-    TRY(folioi_alloc(&store->allocator, n * (int64_t)sizeof(store_frame), "the store's frames",
-                     &memory));
-    store->frames = memory;
-    TRY(folioi_alloc(&store->allocator, store->num_buckets * (int64_t)sizeof(int32_t),
-                     "the store's index", &memory));
-    store->buckets = memory;
-    for (int64_t b = 0; b < store->num_buckets; b++) store->buckets[b] = NONE;
-    store->free = store->cached = (frame_list){NONE, NONE, 0};
+    TRY(folioi_alloc(a, n * (int64_t)sizeof(frame_entry), "the store's index", &memory));
+    store->entries = memory;
+    TRY(folioi_alloc(a, num_buckets(n) * (int64_t)sizeof(int32_t), "the store's index", &memory));
+    table_init(&store->table, memory, num_buckets(n));
+    store->table.chain = (char *)&store->entries[0].next;
+    store->table.stride = sizeof(frame_entry);
     return scan(store);
 }
 
@@ -314,8 +275,10 @@ void folioi_store_close(folioi_store *store)
     pthread_mutex_destroy(&store->lock);
     pthread_mutex_destroy(&store->forgetting);
     folio_allocator a = store->allocator;
-    folioi_free(&a, store->buckets, store->num_buckets * (int64_t)sizeof(int32_t));
-    folioi_free(&a, store->frames, store->stats.num_frames * (int64_t)sizeof(store_frame));
+    int64_t n = store->frames.num;
+    folioi_free(&a, store->table.buckets, num_buckets(n) * (int64_t)sizeof(int32_t));
+    folioi_free(&a, store->entries, n * (int64_t)sizeof(frame_entry));
+    folioi_blocks_free(&a, &store->frames);
     folioi_free(&a, store, sizeof *store);
 }
 
@@ -343,7 +306,7 @@ static folio_status write_frame(folioi_store *store, int32_t i, const void *ids,
                                 const void *payload, char *head)
 {
     folioi_store_file *file = &store->file;
-    const folioi_frame_info *info = &store->frames[i].info;
+    const folioi_frame_info *info = &store->entries[i].info;
     int64_t at = frame_offset(file, i + 1);
     int64_t header_bytes = sizeof(folioi_frame_header);
     memset(head, 0, (size_t)header_bytes);
@@ -354,20 +317,20 @@ static folio_status write_frame(folioi_store *store, int32_t i, const void *ids,
 }
 
 /*
- * The written frame i enters the table. Returns the frame that has lost its place, still pinned:
+ * The written frame i enters the table. Returns the frame that has lost its place, now the caller's:
  * the one of the same name before it; or i itself where all was forgotten meanwhile; or NONE.
  */
 static int32_t publish(folioi_store *store, int32_t i)
 {
-    const folioi_frame_info *info = &store->frames[i].info;
+    const folioi_frame_info *info = &store->entries[i].info;
     store->stats.writes++;
     if (info->kind == FOLIOI_FRAME_CACHED && info->epoch != store->file.epoch) return i;
     int32_t old = find(store, info->key, info->group, info->kind);
     if (old != NONE) {
-        pin(store, old);
-        index_remove(store, old);
+        blocks_retain(&store->frames, old);
+        leave(store, old);
     }
-    index_add(store, i);
+    enter(store, i);
     return old;
 }
 
@@ -381,7 +344,7 @@ static folio_status put_frame(folioi_store *store, int32_t i, const folioi_frame
     pthread_mutex_lock(&store->lock);
     if (status == FOLIO_OK) loser = publish(store, i);
     else store->stats.errors++;
-    if (loser != i) unpin(store, i);
+    if (loser != i) blocks_release(&store->frames, i);
     pthread_mutex_unlock(&store->lock);
     if (loser != NONE) discard(store, loser);
     return status;
@@ -400,22 +363,22 @@ static folio_status put(folioi_store *store, const folioi_frame_id *id, const vo
     int32_t i = NONE;
 
     pthread_mutex_lock(&store->lock);
-    /* Pinned: the old frame is not taken for the new one, and is the last used afterwards. */
+    /* Held: the old frame is not taken for the new one, and is the last used afterwards. */
     int32_t old = find(store, id->key, id->group, id->kind);
-    if (old != NONE) pin(store, old);
+    if (old != NONE) blocks_retain(&store->frames, old);
     bool there = old != NONE && id->kind == FOLIOI_FRAME_CACHED &&
-                 same_block(&info, &store->frames[old].info);
+                 same_block(&info, &store->entries[old].info);
     if (!there) i = take_frame(store, &replaced, &gone);
     if (i != NONE) {
         info.stamp = ++store->stamp;
         info.epoch = store->file.epoch;
-        store->frames[i].info = info;
+        store->entries[i].info = info;
         if (id->kind == FOLIOI_FRAME_SEQUENCE && store->promised > 0) store->promised--;
         *took = true;
     } else if (!there) {
         status = folioi_fail(
             FOLIO_ERR_FULL, "the store is full: all of its %lld frames hold sequences, or are busy",
-            (long long)store->stats.num_frames);
+            (long long)store->frames.num);
     }
     folioi_replaced_fn fn = store->replaced;
     void *user = store->replaced_user;
@@ -425,7 +388,7 @@ static folio_status put(folioi_store *store, const folioi_frame_id *id, const vo
     if (i != NONE) status = put_frame(store, i, id, payload, head);
     if (old != NONE) {
         pthread_mutex_lock(&store->lock);
-        unpin(store, old);
+        blocks_release(&store->frames, old);
         pthread_mutex_unlock(&store->lock);
     }
     folioi_free(&store->allocator, head, store->file.head_bytes);
@@ -448,7 +411,7 @@ folio_status folioi_store_put(folioi_store *store, const folioi_frame_id *id, co
 
 typedef enum read_outcome { READ_GOOD, READ_TORN, READ_FAILED } read_outcome;
 
-/* Of a pinned frame: is what lies there what the table says, and the payload whole? */
+/* Of a held frame: is what lies there what the table says, and the payload whole? */
 static read_outcome read_frame(folioi_store *store, int32_t i, const folioi_frame_id *id,
                                const folioi_frame_info *want, void *payload, char *head)
 {
@@ -470,21 +433,21 @@ static read_outcome read_frame(folioi_store *store, int32_t i, const folioi_fram
     return got == n && XXH3_64bits(payload, (size_t)n) == checksum ? READ_GOOD : READ_TORN;
 }
 
-/* The pinned frame was read: counted, unpinned, and dropped where it was not good. */
+/* The held frame was read: counted, given back, and dropped where it was not good. */
 static void end_read(folioi_store *store, int32_t i, read_outcome outcome)
 {
     pthread_mutex_lock(&store->lock);
-    bool dropped = outcome != READ_GOOD && store->frames[i].indexed;
-    bool cached = store->frames[i].info.kind == FOLIOI_FRAME_CACHED;
-    folioi_frame_id gone = id_of(&store->frames[i].info);
+    bool dropped = outcome != READ_GOOD && is_known(store, i);
+    bool cached = store->entries[i].info.kind == FOLIOI_FRAME_CACHED;
+    folioi_frame_id gone = id_of(&store->entries[i].info);
     folioi_replaced_fn fn = store->replaced;
     void *user = store->replaced_user;
     if (outcome == READ_GOOD) store->stats.reads++;
     if (outcome == READ_FAILED) store->stats.errors++;
     /* Out of the table: dropped, and wiped, while it was read. That is no fault of the file. */
     if (outcome == READ_TORN && dropped) store->stats.warnings++;
-    if (dropped) index_remove(store, i);
-    else unpin(store, i);
+    if (dropped) leave(store, i);
+    else blocks_release(&store->frames, i);
     pthread_mutex_unlock(&store->lock);
     if (dropped) discard(store, i);
     if (dropped && cached && fn != NULL) fn(user, &gone);
@@ -498,10 +461,10 @@ folio_status folioi_store_get(folioi_store *store, const folioi_frame_id *id, vo
     folioi_frame_info want = folioi_frame_describe(&store->file, id, bytes);
     pthread_mutex_lock(&store->lock);
     int32_t i = find(store, id->key, id->group, id->kind);
-    if (i != NONE && !same_block(&store->frames[i].info, &want)) i = NONE;
+    if (i != NONE && !same_block(&store->entries[i].info, &want)) i = NONE;
     if (i != NONE) {
-        pin(store, i);
-        want = store->frames[i].info;
+        blocks_retain(&store->frames, i);
+        want = store->entries[i].info;
     }
     pthread_mutex_unlock(&store->lock);
     if (i == NONE) return FOLIO_OK;
@@ -511,7 +474,7 @@ folio_status folioi_store_get(folioi_store *store, const folioi_frame_id *id, vo
         folioi_alloc(&store->allocator, store->file.head_bytes, "a frame's head", &head);
     if (status != FOLIO_OK) {
         pthread_mutex_lock(&store->lock);
-        unpin(store, i);
+        blocks_release(&store->frames, i);
         pthread_mutex_unlock(&store->lock);
         return status;
     }
@@ -528,9 +491,9 @@ bool folioi_store_has(folioi_store *store, const folioi_frame_id *id)
 {
     pthread_mutex_lock(&store->lock);
     int32_t i = find(store, id->key, id->group, id->kind);
-    bool there = i != NONE && key_equal(store->frames[i].info.parent, id->parent) &&
-                 key_equal(store->frames[i].info.digest, id->digest) &&
-                 store->frames[i].info.salt == id->salt;
+    bool there = i != NONE && key_equal(store->entries[i].info.parent, id->parent) &&
+                 key_equal(store->entries[i].info.digest, id->digest) &&
+                 store->entries[i].info.salt == id->salt;
     pthread_mutex_unlock(&store->lock);
     return there;
 }
@@ -540,8 +503,8 @@ void folioi_store_drop(folioi_store *store, const folioi_frame_id *id)
     pthread_mutex_lock(&store->lock);
     int32_t i = find(store, id->key, id->group, id->kind);
     if (i != NONE) {
-        pin(store, i);
-        index_remove(store, i);
+        blocks_retain(&store->frames, i);
+        leave(store, i);
     }
     pthread_mutex_unlock(&store->lock);
     if (i != NONE) discard(store, i);
@@ -554,13 +517,9 @@ folio_status folioi_store_forget(folioi_store *store)
     pthread_mutex_lock(&store->forgetting);
     pthread_mutex_lock(&store->lock);
     store->file.epoch = epoch; /* ends the puts under way, too */
-    for (int64_t i = 0; i < store->stats.num_frames; i++) {
-        if (!store->frames[i].indexed || store->frames[i].info.kind != FOLIOI_FRAME_CACHED)
-            continue;
-        pin(store, (int32_t)i);
-        index_remove(store, (int32_t)i);
-        unpin(store, (int32_t)i);
-    }
+    for (int64_t i = 0; i < store->frames.num; i++)
+        if (is_known(store, i) && store->entries[i].info.kind == FOLIOI_FRAME_CACHED)
+            leave(store, (int32_t)i);
     pthread_mutex_unlock(&store->lock);
     folio_status status = folioi_store_file_save_epoch(&store->file, epoch);
     pthread_mutex_unlock(&store->forgetting);
@@ -569,7 +528,7 @@ folio_status folioi_store_forget(folioi_store *store)
 
 static int64_t available(const folioi_store *store)
 {
-    return store->free.count + store->cached.count - store->promised;
+    return blocks_available(&store->frames) - store->promised;
 }
 
 int64_t folioi_store_available(folioi_store *store)
@@ -601,8 +560,8 @@ void folioi_store_touch(folioi_store *store, const folioi_frame_id *id)
     pthread_mutex_lock(&store->lock);
     int32_t i = find(store, id->key, id->group, FOLIOI_FRAME_CACHED);
     if (i != NONE) {
-        pin(store, i);
-        unpin(store, i);
+        blocks_retain(&store->frames, i);
+        blocks_release(&store->frames, i);
     }
     pthread_mutex_unlock(&store->lock);
 }
@@ -618,10 +577,10 @@ void folioi_store_on_replaced(folioi_store *store, folioi_replaced_fn fn, void *
 void folioi_store_each(folioi_store *store, folioi_replaced_fn fn, void *user)
 {
     pthread_mutex_lock(&store->lock);
-    for (int64_t i = 0; i < store->stats.num_frames; i++) {
-        const store_frame *f = &store->frames[i];
-        if (!f->indexed || f->info.kind != FOLIOI_FRAME_CACHED) continue;
-        folioi_frame_id id = id_of(&f->info);
+    for (int64_t i = 0; i < store->frames.num; i++) {
+        const folioi_frame_info *info = &store->entries[i].info;
+        if (!is_known(store, i) || info->kind != FOLIOI_FRAME_CACHED) continue;
+        folioi_frame_id id = id_of(info);
         fn(user, &id);
     }
     pthread_mutex_unlock(&store->lock);

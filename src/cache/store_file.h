@@ -12,11 +12,64 @@
 #ifndef FOLIOI_STORE_FILE_H
 #define FOLIOI_STORE_FILE_H
 
-#include "cache/store.h"
+#include "core/alloc.h"
+#include "core/hash.h"
+
+#include <stdbool.h>
+#include <sys/types.h>
 
 #define STORE_FORMAT_VERSION 1
 #define STORE_MAX_GROUPS 32
 #define STORE_MODEL_BYTES 256
+
+/** The calls a store makes on its file, replaceable by tests. Results and errno as the system's. */
+typedef struct folioi_file_ops {
+    int (*open)(void *user, const char *path, int flags, mode_t mode);
+    int (*close)(void *user, int fd);
+    int (*lock)(void *user, int fd);     /* flock, exclusive, not waiting */
+    int64_t (*size)(void *user, int fd); /* bytes, or -1 */
+    ssize_t (*pread)(void *user, int fd, void *data, size_t n, off_t at);
+    ssize_t (*pwrite)(void *user, int fd, const void *data, size_t n, off_t at);
+    void *user;
+} folioi_file_ops;
+
+/** The geometry of one group's frames, as it stands in their headers. */
+typedef struct folioi_frame_geometry {
+    int32_t num_layers, block_size, num_kv_heads, k_head_size, v_head_size, dtype;
+    int32_t layout_version;
+    char layout_id[20]; /* terminated */
+    int64_t
+        payload_bytes; /* of a whole block, the most a put may have; 0: a group without blocks */
+} folioi_frame_geometry;
+
+typedef struct folioi_store_desc {
+    const char *path;
+    int64_t max_bytes;        /* of the file: bounds the number of frames */
+    const char *model;        /* compared with the file's; up to 255 bytes */
+    int32_t ids_bytes;        /* room for a block's token ids: block_size * 4, at least 8 */
+    int32_t num_layer_groups; /* entries of geometry, 1..32 */
+    const folioi_frame_geometry *geometry;
+    uint64_t hash_key;          /* 0: the file's, or a random one for a new file */
+    const folioi_file_ops *ops; /* NULL: the system's */
+} folioi_store_desc;
+
+typedef enum folioi_frame_kind {
+    FOLIOI_FRAME_CACHED = 1,  /* of the prefix cache: found again after an open, may be replaced  */
+    FOLIOI_FRAME_SEQUENCE = 2 /* of a swapped sequence: never replaced, dropped by the next open */
+} folioi_frame_kind;
+
+/** What names a frame. Frames differ in (key, group, kind); the rest is compared by get. */
+typedef struct folioi_frame_id {
+    folioi_key key, parent;
+    folioi_key
+        digest; /* of the whole prefix, under the file's secret: without it none can be made to collide */
+    uint64_t salt;
+    int32_t group;
+    folioi_frame_kind kind;
+    const void *ids; /* the block's token ids, or its hash id */
+    int32_t ids_bytes;
+    bool hashed; /* ids is one hash id */
+} folioi_frame_id;
 
 typedef struct folioi_disk_geometry {
     int32_t number[7]; /* num_layers .. dtype, layout_version, as folioi_frame_geometry has them */

@@ -390,7 +390,7 @@ TEST(store_faults, memory_that_runs_out_at_any_call)
         CHECK_INT(stats_of(&rig).warnings + stats_of(&rig).errors, 0);
         srig_close(&rig);
     }
-    CHECK_INT(refusals, 4 + 4 + 3); /* store, frames, index, head; a head each */
+    CHECK_INT(refusals, 6 + 4 + 3); /* store, two each for frames and index, head; a head each */
     srig_end(&rig);
 }
 
