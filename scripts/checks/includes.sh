@@ -1,6 +1,7 @@
 #!/bin/sh
 # Proves that includes point one way. Each line of includes.list: a folder, and the folders that its files may include
-# from besides itself. The longest folder that matches counts; a folder that is not in the list fails.
+# from besides itself. The longest folder that matches counts; a folder that is not in the list fails. A line
+# "order folder: names" lists all files of a folder: of it, each may include those before it only.
 # usage: includes.sh [folder of the repository]
 set -eu
 list=$(cd "$(dirname "$0")" && pwd)/includes.list
@@ -12,9 +13,17 @@ grep -rnE '^[[:space:]]*#[[:space:]]*include "' src kit cli python --include='*.
             if (r in may && (path == r || substr(path, length(r) + 1, 1) == "/")) return r
         return ""
     }
+    function place(path) { # in the order of its folder
+        sub(/[.][^.]*$/, "", path)
+        return rank[path]
+    }
     BEGIN {
         while ((getline line < list) > 0)
-            if (line !~ /^#/) { split(line, at, " *-> *"); may[at[1]] = " " at[1] " " at[2] " " }
+            if (line ~ /^order /) {
+                n = split(line, at, "[ :]+")
+                ordered[at[2]] = 1
+                for (k = 3; k <= n; k++) rank[at[2] "/" at[k]] = k
+            } else if (line !~ /^#/) { split(line, at, " *-> *"); may[at[1]] = " " at[1] " " at[2] " " }
     }
     {
         split($3, quoted, "\"")
@@ -25,6 +34,9 @@ grep -rnE '^[[:space:]]*#[[:space:]]*include "' src kit cli python --include='*.
         from = room($1); to = room(target); count++
         if (from == "" || to == "" || index(may[from], " " to " ") == 0) {
             printf "%s:%s: %s may not include %s\n", $1, $2, from == "" ? "this folder" : from, target
+            bad++
+        } else if (from == to && from in ordered && (!place(target) || place($1) < place(target))) {
+            printf "%s:%s: in the order of %s, %s does not come before it\n", $1, $2, from, target
             bad++
         }
     }

@@ -1,6 +1,6 @@
 /* sequence_batch.c: fills a batch from sequences, one layer group at a time. */
 #include "batch/batch.h"
-#include "cache/pool.h"
+#include "cache/sequence.h"
 
 #include <stdio.h>
 

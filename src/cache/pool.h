@@ -1,17 +1,22 @@
 /*
- * pool.h: the structs and functions that the files of KV memory share. Functions expect the pool's lock
- * to be held, unless they say otherwise.
+ * pool.h: a pool, and the blocks of its tiers: taken, given back, linked to the index, copied. Functions
+ * expect the pool's lock to be held, unless they say otherwise.
  *
- *   pool.c           create and destroy, alloc and release, queued copies, statistics, block states
- *   pool_check.c     the invariants of a pool
+ * The files of KV memory, each on those before it (scripts/checks/includes.list):
+ *
+ *   blocks.c         a tier's blocks: free, used and cached ones. Device, host and file each have theirs
+ *   key_table.h      entries found by a hash
+ *   prefix_index.c   the tree of the prefix cache
+ *   store_file.c     the file of the disk tier; store.c which of its frames holds what
+ *   frames.c         the host tier's memory
+ *   pool.c           this file
  *   sequence.c       create, reserve, truncate, fork, release_window (sequences become batches in
  *                    api/sequence_batch.c)
- *   prefix.c         match and commit: sequences and the prefix index (prefix_index.c)
- *   swap.c           sequences and cached blocks moved between tiers
  *   transfer.c       the thread that moves bytes, and transfer handles
- *   blocks.c         the free and cached lists of a tier's blocks
- *   frames.c         the host tier's memory
- *   store.c          the disk tier's index; store_file.c its file
+ *   prefix.c         match and commit: sequences and the prefix index
+ *   swap.c           sequences and cached blocks moved between tiers
+ *   pool_check.c     the invariants of a pool
+ *   pool_calls.c     create and destroy, blocks by hand, statistics, block states
  */
 #ifndef FOLIOI_KV_POOL_H
 #define FOLIOI_KV_POOL_H
@@ -20,10 +25,8 @@
 #include "cache/frames.h"
 #include "cache/prefix_index.h"
 #include "cache/store.h"
-#include "cache/transfer.h"
 #include "core/checked.h"
 #include "core/context.h"
-#include "core/stamp.h"
 
 #include <folio/folio_pool.h>
 #include <pthread.h>
@@ -35,6 +38,15 @@ typedef struct folioi_copies {
     folioi_array pairs; /* folio_block_pair [num] */
     int64_t num;
 } folioi_copies;
+
+/* The thread that runs transfers: transfer.h. */
+typedef struct folioi_mover {
+    pthread_cond_t wake, ended;
+    pthread_t thread;
+    bool started, quit;
+    bool queued;                  /* copies of frames are in the pool's stream; the thread's own */
+    folio_transfer *first, *last; /* the first one is being run */
+} folioi_mover;
 
 struct folio_pool {
     folioi_refs refs;
@@ -49,7 +61,7 @@ struct folio_pool {
     bool windowed;
     bool tiers;
     int64_t watermark;
-    uint32_t flags;
+    folio_status (*check)(folio_pool *pool); /* after each call; NULL: none */
     folio_event_fn on_event;
     void *event_user;
     folioi_blocks device, host;
@@ -64,39 +76,24 @@ struct folio_pool {
     uint64_t next_swap; /* numbers swapped sequences in the store */
 };
 
-typedef struct folioi_table {
-    folioi_array blocks; /* int32_t [num] */
-    int64_t num;
-    int64_t released; /* entries before it hold FOLIO_NO_BLOCK */
-} folioi_table;
-
-struct folio_sequence {
-    folioi_stamp stamp; /* changes with all that a batch copies */
-    folio_pool *pool;
-    folio_sequence *prev, *next;
-    uint64_t salt;
-    int64_t len, committed, matched, encoder_len, encoder_committed;
-    int64_t indexed; /* blocks that the index knows, from the first on */
-    int32_t tip;     /* the node of the last of them, pinned; NONE */
-    bool stale;      /* the cache was told to forget what it holds */
-    folio_sequence_state state;
-    folio_tier tier;
-    folioi_key swap_key;      /* names its frames in the store */
-    folio_transfer *transfer; /* under way */
-    folioi_table table[MAX_TABLES];
-};
-
-static inline int32_t *table_blocks(const folioi_table *t) { return t->blocks.data; }
-
 static inline void pool_lock(folio_pool *pool) { pthread_mutex_lock(&pool->lock); }
 
 /** Unlocks, after a check of the invariants where the pool was made with FOLIO_POOL_CHECK. */
 folio_status folioi_pool_unlock(folio_pool *pool, folio_status status);
 
-folio_status folioi_pool_check(folio_pool *pool);
+/** Wait until some transfer has ended. */
+static inline void pool_await(folio_pool *pool)
+{
+    pthread_cond_wait(&pool->mover.ended, &pool->lock);
+}
+
+static inline folioi_blocks *tier_blocks(folio_pool *pool, int tier)
+{
+    return tier == TIER_DEVICE ? &pool->device : &pool->host;
+}
 
 /** A block with one reference; blocks_available must not be 0. Evicts the oldest cached one if need be. */
-int32_t folioi_pool_take(folio_pool *pool, int32_t group);
+int32_t folioi_pool_take(folio_pool *pool, int tier, int32_t group);
 
 /** The holders' side of a block: its last holder also calls off the copy that would write it. */
 void folioi_pool_release(folio_pool *pool, int32_t block);
@@ -148,51 +145,6 @@ static inline int64_t window_begin(const folio_pool *pool, int32_t group, int64_
 {
     int64_t w = pool->window[group];
     return w == 0 ? 0 : max_i64(0, len - w + 1);
-}
-
-/** The node of block i of a sequence, i < indexed. */
-static inline int32_t sequence_node(const folio_sequence *s, int64_t i)
-{
-    int32_t node = s->tip;
-    for (int64_t k = s->indexed - 1; k > i; k--) node = index_node(&s->pool->index, node)->parent;
-    return node;
-}
-
-/** Refuses sequences that are not on the device. */
-folio_status folioi_sequence_resident(const folio_sequence *s, const char *call);
-
-/** Room in all block tables for the blocks of so many tokens. */
-folio_status folioi_sequence_grow(folio_sequence *s, int64_t len);
-
-/** Give back a table's blocks from number `first` on, last one first. */
-void folioi_sequence_drop(folio_sequence *s, int32_t table, int64_t first);
-
-/** Truncate, for a length known to be right. */
-void folioi_sequence_cut(folio_sequence *s, int64_t len);
-
-/** Blocks out of a windowed group's window: how many would become available; release them. */
-int64_t folioi_sequence_releasable(const folio_sequence *s);
-void folioi_sequence_release(folio_sequence *s, const char *call);
-
-/** folio_sequence_match; *transfer is what brings blocks back, or NULL. */
-folio_status folioi_prefix_match(folio_sequence *s, const folio_tokens *tokens,
-                                 folio_transfer **transfer);
-
-/** Block i of a group enters its node, or gives way to the one the node has. */
-void folioi_prefix_enter(folio_sequence *s, int32_t group, int64_t i, int32_t node);
-
-/** A device block for block i of a group, to be brought back by the transfer from where the node's is. */
-int32_t folioi_swap_load(folio_transfer *t, int32_t group, int64_t i, int32_t node);
-/** What a transfer did takes effect. */
-void folioi_swap_finish(folio_transfer *t);
-/** Give back what a swapped sequence has in its tier. */
-void folioi_swap_discard(folio_sequence *s);
-
-/** The ids of block i. */
-static inline folioi_block_ids tokens_block(const folio_tokens *t, int64_t i, int32_t block_size)
-{
-    if (t->hash_ids != NULL) return (folioi_block_ids){t->hash_ids + i, 8, true};
-    return (folioi_block_ids){t->ids + i * block_size, block_size * 4, false};
 }
 
 /** For tests of collisions: only so many bits of a key are used. On a pool without entries. */

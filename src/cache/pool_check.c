@@ -2,7 +2,7 @@
  * pool_check.c: the invariants of a pool: every block in exactly one state, counts that add up, every
  * reference with a holder, an index that agrees with the blocks, leaves before parents.
  */
-#include "cache/pool.h"
+#include "cache/pool_check.h"
 
 #define HOLDS(cond, ...)                                                                           \
     do {                                                                                           \
@@ -82,11 +82,8 @@ static folio_status check_states(const folioi_blocks *b, const tally *count, con
 static folio_status check_sequence(const folio_sequence *s, tally *device, tally *host, counts *c)
 {
     const folio_pool *pool = s->pool;
-    /* whose blocks the tables name */
-    bool in = s->transfer != NULL && s->transfer->kind == TRANSFER_IN;
-    bool down = s->transfer != NULL && s->transfer->kind == TRANSFER_DOWN;
-    bool below = s->state == FOLIO_SEQUENCE_SWAPPED || in || down;
-    bool coming = s->state == FOLIO_SEQUENCE_COMING && !in;
+    bool below = s->held != FOLIO_TIER_DEVICE;
+    bool coming = s->state == FOLIO_SEQUENCE_COMING && !below; /* by a match */
     int64_t len = coming ? s->indexed * pool->block_size : s->len;
     for (int32_t k = 0; k <= pool->cross; k++) {
         const folioi_table *t = &s->table[k];
@@ -97,7 +94,7 @@ static folio_status check_sequence(const folio_sequence *s, tally *device, tally
         for (int64_t i = 0; i < t->num; i++) {
             int32_t b = table_blocks(t)[i];
             HOLDS(i >= t->released || b == FOLIO_NO_BLOCK, "a released block is in a table");
-            if (i < t->released || (below && s->tier == FOLIO_TIER_DISK)) continue;
+            if (i < t->released || s->held == FOLIO_TIER_DISK) continue;
             HOLDS(b >= 0 && b < (below ? pool->host.num : pool->device.num),
                   "block %d of a table is outside", b);
             (below ? host : device)[b].holders++;
@@ -123,7 +120,7 @@ static folio_status check_holders(folio_pool *pool, tally *device, tally *host, 
     for (const folio_transfer *t = pool->mover.first; t != NULL; t = t->next)
         for (int64_t i = 0; i < t->num_steps; i++) {
             const folioi_step *step = &t->steps[i];
-            if (t->kind == TRANSFER_CACHED && step->node != NONE) c[step->node].pins++;
+            if (t->sequence == NULL && step->node != NONE) c[step->node].pins++;
             if (step->holds_device) device[step->device].holders++, device[step->device].steps++;
             if (step->holds_host) host[step->host].holders++, host[step->host].steps++;
         }
@@ -146,8 +143,8 @@ static folio_status check_order(const folio_pool *pool, int32_t node, int32_t gr
 {
     int32_t parent = index_node(&pool->index, node)->parent;
     if (pool->window[group] != 0 || parent == NONE) return FOLIO_OK;
-    int32_t b = *index_link(&pool->index, node, TIER_DEVICE, group);
-    int32_t p = *index_link(&pool->index, parent, TIER_DEVICE, group);
+    int32_t b = index_block(&pool->index, node, TIER_DEVICE, group);
+    int32_t p = index_block(&pool->index, parent, TIER_DEVICE, group);
     const folioi_block *block = &pool->device.block[b];
     bool alone = block->hand > 0 || block->reads > 0 || count[b].coming > 0 || count[b].steps > 0;
     HOLDS(p != NONE || alone, "block %d is cached and its parent is not", b);
@@ -167,7 +164,7 @@ static folio_status check_node(const folio_pool *pool, int32_t node, counts *c, 
     int32_t links = 0;
     for (int tier = 0; tier < NUM_LINKED_TIERS; tier++)
         for (int32_t g = 0; g < x->num_layer_groups; g++) {
-            int32_t b = *index_link(x, node, tier, g);
+            int32_t b = index_block(x, node, tier, g);
             const folioi_blocks *blocks = tier == TIER_DEVICE ? &pool->device : &pool->host;
             if (b == NONE) continue;
             links++;

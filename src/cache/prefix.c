@@ -6,7 +6,7 @@
  * (commit trades a block of equal tokens for the one the index has). Blocks are given back last one
  * first, so the list of cached blocks always has leaves before their parents.
  */
-#include "cache/pool.h"
+#include "cache/prefix.h"
 
 #include <string.h>
 
@@ -22,6 +22,119 @@ static folio_status check_tokens(const folio_pool *pool, const folio_tokens *tok
     REQUIRE_ALIGNED(t->ids, "tokens: ids");
     REQUIRE_ALIGNED(t->hash_ids, "tokens: hash_ids");
     return FOLIO_OK;
+}
+
+/* The ids of block i. */
+static inline folioi_block_ids tokens_block(const folio_tokens *t, int64_t i, int32_t block_size)
+{
+    if (t->hash_ids != NULL) return (folioi_block_ids){t->hash_ids + i, 8, true};
+    return (folioi_block_ids){t->ids + i * block_size, block_size * 4, false};
+}
+
+/* --------------------------------------------------------------------- blocks that come or enter */
+
+/* Block i of a group enters its node, or gives way to the one the node has. */
+static void enter_block(folio_sequence *s, int32_t group, int64_t i, int32_t node)
+{
+    folio_pool *pool = s->pool;
+    folioi_table *t = &s->table[group];
+    if (i < t->released) return;
+    int32_t own = table_blocks(t)[i];
+    int32_t known = index_block(&pool->index, node, TIER_DEVICE, group);
+    if (known == own) return;
+    /* Without a window, only after a block that is itself the index's: see the top of this file. */
+    int32_t parent = index_node(&pool->index, node)->parent;
+    if (pool->window[group] == 0 && parent != NONE &&
+        index_block(&pool->index, parent, TIER_DEVICE, group) != table_blocks(t)[i - 1])
+        return;
+    if (known != NONE) {
+        blocks_retain(&pool->device, known);
+        folioi_pool_release(pool, own);
+        table_blocks(t)[i] = known;
+    } else if (pool->device.block[own].node == NONE) { /* else a fork gave it other ids */
+        folioi_pool_link(pool, TIER_DEVICE, node, group, own);
+    }
+}
+
+/* Give back blocks from number `first` on; those of the index whose parents did not come back leave it, where
+ * nobody else holds them. */
+static void drop_unreachable(folio_sequence *s, int64_t first)
+{
+    folio_pool *pool = s->pool;
+    for (int32_t g = 0; g < pool->num_layer_groups; g++) {
+        folioi_table *t = &s->table[g];
+        for (int64_t i = t->num - 1; i >= max_i64(first, t->released); i--) {
+            int32_t block = table_blocks(t)[i];
+            blocks_release_before(&pool->device, block, folioi_pool_prepare_rest(pool, block));
+        }
+        t->num = min_i64(t->num, first);
+        t->released = min_i64(t->released, t->num);
+    }
+}
+
+void folioi_prefix_settle(folio_transfer *t)
+{
+    folio_pool *pool = t->pool;
+    folio_sequence *s = t->sequence;
+    int64_t good = s->table[0].num;
+    bool encoder_lost = false;
+    for (int64_t i = 0; i < t->num_steps; i++) {
+        const folioi_step *step = &t->steps[i];
+        if (step->ok) continue;
+        if (step->table == pool->cross) encoder_lost = true;
+        else good = min_i64(good, pool->windowed ? 0 : step->index);
+    }
+    /* In the order of blocks: a block enters only after the one before it. */
+    for (int64_t i = 0; i < t->num_steps; i++) {
+        const folioi_step *step = &t->steps[i];
+        if (step->node != NONE && step->index < good)
+            enter_block(s, step->table, step->index, step->node);
+    }
+    if (encoder_lost) folioi_sequence_drop(s, pool->cross, 0);
+    if (good == s->table[0].num) return;
+    drop_unreachable(s, good);
+    folioi_sequence_cut(s, good * pool->block_size);
+}
+
+/* A device block for block i of a group, to be brought back from where the node has one. */
+static int32_t load_block(folio_transfer *t, int32_t group, int64_t i, int32_t node)
+{
+    folio_pool *pool = t->pool;
+    int32_t host = index_block(&pool->index, node, TIER_HOST, group);
+    folioi_step step = {.kind = host != NONE ? STEP_IN : STEP_LOAD,
+                        .table = group,
+                        .index = i,
+                        .device = folioi_pool_take(pool, TIER_DEVICE, group),
+                        .host = host,
+                        .node = node,
+                        .holds_host = host != NONE,
+                        .ok = host != NONE};
+    if (host != NONE) blocks_retain(&pool->host, host);
+    else step.id = node_id(&pool->index, node, group);
+    folioi_transfer_add(t, step);
+    return step.device;
+}
+
+static void finish_match(folio_transfer *t)
+{
+    folio_pool *pool = t->pool;
+    folio_sequence *s = t->sequence;
+    for (int64_t i = t->num_steps - 1; i >= 0; i--) {
+        const folioi_step *step = &t->steps[i];
+        if (step->holds_host) blocks_release(&pool->host, step->host);
+        pool->blocks_in += t->status == FOLIO_OK && step->ok;
+        if (step->kind == STEP_LOAD) folioi_store_touch(pool->store, &step->id);
+    }
+    int64_t wished = s->indexed * pool->block_size;
+    s->len = s->committed = wished;
+    s->state = FOLIO_SEQUENCE_RESIDENT;
+    if (t->status == FOLIO_OK) {
+        folioi_prefix_settle(t);
+    } else {
+        drop_unreachable(s, 0);
+        folioi_sequence_cut(s, 0);
+    }
+    pool->hit_tokens -= wished - s->len;
 }
 
 /* ------------------------------------------------------------------------------------------ match */
@@ -86,10 +199,10 @@ static bool count_runs(walk *w, int64_t i, int32_t node)
     folio_pool *pool = w->pool;
     bool all = true;
     for (int32_t g = 0; g < pool->num_layer_groups; g++) {
-        bool device = node != NONE && *index_link(&pool->index, node, TIER_DEVICE, g) != NONE;
-        bool lower = !device && pool->tiers &&
-                     ((node != NONE && *index_link(&pool->index, node, TIER_HOST, g) != NONE) ||
-                      on_disk(pool, w, i, g));
+        bool device = index_block(&pool->index, node, TIER_DEVICE, g) != NONE;
+        bool lower =
+            !device && pool->tiers &&
+            (index_block(&pool->index, node, TIER_HOST, g) != NONE || on_disk(pool, w, i, g));
         w->device_run[g] = device ? w->device_run[g] + 1 : 0;
         w->run[g] = device || lower ? w->run[g] + 1 : 0;
         if (pool->window[g] == 0 && w->run[g] == 0) all = false;
@@ -126,7 +239,7 @@ static void count_block(const folio_pool *pool, int64_t i, int32_t group, int64_
                         int64_t *woken)
 {
     int32_t node = ((const int32_t *)pool->walk.data)[i];
-    int32_t block = *index_link(&pool->index, node, TIER_DEVICE, group);
+    int32_t block = index_block(&pool->index, node, TIER_DEVICE, group);
     if (block == NONE) ++*loads;
     else *woken += !block_is_held(&pool->device.block[block]);
 }
@@ -162,7 +275,7 @@ static void touch_below(folio_sequence *s)
     for (int64_t i = s->indexed - 1; i >= 0; i--) {
         int32_t node = ((const int32_t *)pool->walk.data)[i];
         for (int32_t g = 0; g < pool->num_layer_groups; g++) {
-            int32_t host = *index_link(&pool->index, node, TIER_HOST, g);
+            int32_t host = index_block(&pool->index, node, TIER_HOST, g);
             folioi_frame_id id = node_id(&pool->index, node, g);
             if (host != NONE) {
                 blocks_retain(&pool->host, host);
@@ -187,7 +300,7 @@ static void attach(folio_sequence *s, int64_t blocks, folio_transfer *transfer)
         t->released = window_begin(pool, g, blocks * pool->block_size) / pool->block_size;
         for (int64_t i = 0; i < t->released; i++) table_blocks(t)[i] = FOLIO_NO_BLOCK;
         for (int64_t i = t->released; i < blocks; i++) {
-            int32_t block = *index_link(&pool->index, nodes[i], TIER_DEVICE, g);
+            int32_t block = index_block(&pool->index, nodes[i], TIER_DEVICE, g);
             if (block != NONE) blocks_retain(&pool->device, block);
             table_blocks(t)[i] = block;
         }
@@ -196,7 +309,7 @@ static void attach(folio_sequence *s, int64_t blocks, folio_transfer *transfer)
     for (int32_t g = 0; transfer != NULL && g < pool->num_layer_groups; g++) {
         int32_t *blocks_g = table_blocks(&s->table[g]);
         for (int64_t i = s->table[g].released; i < blocks; i++)
-            if (blocks_g[i] == NONE) blocks_g[i] = folioi_swap_load(transfer, g, i, nodes[i]);
+            if (blocks_g[i] == NONE) blocks_g[i] = load_block(transfer, g, i, nodes[i]);
     }
     s->len = s->committed = s->matched = blocks * pool->block_size;
     pool->hit_tokens += s->len;
@@ -228,7 +341,8 @@ folio_status folioi_prefix_match(folio_sequence *s, const folio_tokens *tokens,
     index_unpin(&pool->index, w.node);
     if (status == FOLIO_OK && loads > 0) {
         s->len = s->committed = 0; /* until they are there */
-        folioi_transfer_begin(*transfer, TRANSFER_MATCH, s);
+        s->state = FOLIO_SEQUENCE_COMING;
+        folioi_transfer_begin(*transfer, s, finish_match);
     }
     return status;
 }
@@ -248,28 +362,6 @@ folio_status folio_sequence_match(folio_sequence *s, const folio_tokens *tokens,
 
 /* ----------------------------------------------------------------------------------------- commit */
 
-void folioi_prefix_enter(folio_sequence *s, int32_t group, int64_t i, int32_t node)
-{
-    folio_pool *pool = s->pool;
-    folioi_table *t = &s->table[group];
-    if (i < t->released) return;
-    int32_t own = table_blocks(t)[i];
-    int32_t known = *index_link(&pool->index, node, TIER_DEVICE, group);
-    if (known == own) return;
-    /* Without a window, only after a block that is itself the index's: see the top of this file. */
-    int32_t parent = index_node(&pool->index, node)->parent;
-    if (pool->window[group] == 0 && parent != NONE &&
-        *index_link(&pool->index, parent, TIER_DEVICE, group) != table_blocks(t)[i - 1])
-        return;
-    if (known != NONE) {
-        blocks_retain(&pool->device, known);
-        folioi_pool_release(pool, own);
-        table_blocks(t)[i] = known;
-    } else if (pool->device.block[own].node == NONE) { /* else a fork gave it other ids */
-        folioi_pool_link(pool, TIER_DEVICE, node, group, own);
-    }
-}
-
 static void index_blocks(folio_sequence *s, const folio_tokens *tokens)
 {
     folio_pool *pool = s->pool;
@@ -280,7 +372,7 @@ static void index_blocks(folio_sequence *s, const folio_tokens *tokens)
         folioi_key key = folioi_index_key(x, parent, s->salt, ids);
         int32_t node = folioi_index_find(x, key, s->tip, s->salt, ids);
         if (node == NONE) node = folioi_index_add(x, key, s->tip, s->salt, ids);
-        for (int32_t g = 0; g < pool->num_layer_groups; g++) folioi_prefix_enter(s, g, i, node);
+        for (int32_t g = 0; g < pool->num_layer_groups; g++) enter_block(s, g, i, node);
         index_pin(x, node);
         index_unpin(x, s->tip);
         s->tip = node;

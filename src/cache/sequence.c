@@ -2,7 +2,7 @@
  * sequence.c: the tokens of one request: reserves and truncates slots, forks, copies shared blocks before they
  * are written, releases blocks behind a window.
  */
-#include "cache/pool.h"
+#include "cache/sequence.h"
 
 #include <string.h>
 
@@ -84,9 +84,12 @@ void folio_sequence_destroy(folio_sequence *s)
     if (s == NULL) return;
     folio_pool *pool = s->pool;
     pool_lock(pool);
-    while (s->transfer != NULL) folioi_mover_await(pool);
+    while (s->transfer != NULL) pool_await(pool);
     stamp_change(&s->stamp, "folio_sequence_destroy");
-    if (s->state == FOLIO_SEQUENCE_SWAPPED) folioi_swap_discard(s);
+    if (s->state == FOLIO_SEQUENCE_SWAPPED) {
+        folioi_sequence_vacate(s);
+        for (int32_t k = 0; k <= pool->cross; k++) s->table[k].num = s->table[k].released = 0;
+    }
     folioi_sequence_cut(s, 0);
     folioi_sequence_drop(s, pool->cross, 0);
     if (s->prev != NULL) s->prev->next = s->next;
@@ -109,8 +112,6 @@ folio_status folio_sequence_get_info(const folio_sequence *s, folio_sequence_inf
                              .encoder_len = s->encoder_len,
                              .encoder_committed_len = s->encoder_committed,
                              .salt = s->salt};
-    if (s->transfer != NULL && s->transfer->kind == TRANSFER_DOWN) i.tier = FOLIO_TIER_DISK;
-    if (s->state == FOLIO_SEQUENCE_COMING) i.tier = FOLIO_TIER_DEVICE;
     for (int32_t t = 0; t <= s->pool->cross; t++)
         i.num_blocks += s->table[t].num - s->table[t].released;
     pthread_mutex_unlock(&s->pool->lock);
@@ -137,6 +138,32 @@ void folioi_sequence_drop(folio_sequence *s, int32_t table, int64_t first)
     t->num = min_i64(t->num, first);
     t->released = min_i64(t->released, t->num);
     if (table == s->pool->cross && first == 0) s->encoder_len = s->encoder_committed = 0;
+}
+
+folioi_frame_id folioi_sequence_frame(const folio_sequence *s, int32_t table, int64_t i)
+{
+    return (folioi_frame_id){.key = {{s->swap_key.word[0], (uint64_t)i}},
+                             .parent = s->swap_key,
+                             .salt = s->salt,
+                             .group = table,
+                             .kind = FOLIOI_FRAME_SEQUENCE};
+}
+
+void folioi_sequence_vacate(folio_sequence *s)
+{
+    folio_pool *pool = s->pool;
+    for (int32_t k = 0; k <= pool->cross; k++)
+        for (int64_t i = s->table[k].num - 1; i >= s->table[k].released; i--) {
+            int32_t block = table_blocks(&s->table[k])[i];
+            if (s->held == FOLIO_TIER_DEVICE) {
+                folioi_pool_release(pool, block);
+            } else if (s->held == FOLIO_TIER_HOST) {
+                blocks_release(&pool->host, block);
+            } else {
+                folioi_frame_id id = folioi_sequence_frame(s, k, i);
+                folioi_store_drop(pool->store, &id);
+            }
+        }
 }
 
 void folioi_sequence_cut(folio_sequence *s, int64_t len)
@@ -245,7 +272,7 @@ static void copy_on_write(folio_sequence *s, int32_t group, int32_t from)
     folioi_table *t = &s->table[group];
     folioi_copies *queue = &pool->copies[group];
     folio_block_pair *pairs = queue->pairs.data;
-    int32_t to = folioi_pool_take(pool, group);
+    int32_t to = folioi_pool_take(pool, TIER_DEVICE, group);
     /* a block that itself waits for its copy has what that one's source has */
     int32_t source = from, pending = pool->device.block[from].copy;
     if (pending != NONE) source = (int32_t)pairs[pending].from;
@@ -342,7 +369,7 @@ static folio_status reserve(folio_sequence *s, int64_t n, uint32_t flags, int64_
         folioi_table *t = &s->table[g];
         int32_t shared = block_to_copy(s, g);
         if (shared != NONE) copy_on_write(s, g, shared);
-        while (t->num < blocks) table_blocks(t)[t->num++] = folioi_pool_take(pool, g);
+        while (t->num < blocks) table_blocks(t)[t->num++] = folioi_pool_take(pool, TIER_DEVICE, g);
         if (slots != NULL) write_slots(s, g, s->len, n, slots + g * n);
     }
     s->len += n;
@@ -373,7 +400,7 @@ static folio_status reserve_encoder(folio_sequence *s, int64_t n, uint32_t flags
     TRY(grow_table(s, cross, need));
     stamp_change(&s->stamp, "folio_sequence_reserve_encoder");
     folioi_table *t = &s->table[cross];
-    while (t->num < need) table_blocks(t)[t->num++] = folioi_pool_take(pool, cross);
+    while (t->num < need) table_blocks(t)[t->num++] = folioi_pool_take(pool, TIER_DEVICE, cross);
     s->encoder_len = n;
     if (slots != NULL) write_slots(s, cross, 0, n, slots);
     return FOLIO_OK;

@@ -9,9 +9,7 @@
  *   match          as in, for blocks of the index that are in host memory or on disk
  *   cached out     unheld blocks of the index
  */
-#include "cache/pool.h"
-
-enum { ON_DISK = 0 }; /* in a swapped sequence's table: there is a frame */
+#include "cache/prefix.h"
 
 /* ------------------------------------------------------------------------------------------ parts */
 
@@ -35,21 +33,6 @@ static int32_t listed_node(const folio_sequence *s, int32_t table, int64_t i)
     return known ? ((const int32_t *)s->pool->walk.data)[i] : NONE;
 }
 
-static int32_t link_of(const folio_pool *pool, int32_t node, int tier, int32_t group)
-{
-    return node == NONE ? NONE : *index_link(&pool->index, node, tier, group);
-}
-
-/* The frame of a swapped sequence's block. */
-static folioi_frame_id sequence_frame(const folio_sequence *s, int32_t table, int64_t i)
-{
-    return (folioi_frame_id){.key = {{s->swap_key.word[0], (uint64_t)i}},
-                             .parent = s->swap_key,
-                             .salt = s->salt,
-                             .group = table,
-                             .kind = FOLIOI_FRAME_SEQUENCE};
-}
-
 /* Slots behind the last token in entry i of a sequence's table. */
 static int32_t unused_slots(const folio_sequence *s, int32_t table, int64_t i)
 {
@@ -58,57 +41,44 @@ static int32_t unused_slots(const folio_sequence *s, int32_t table, int64_t i)
 }
 
 /* A host block; the oldest cached one makes room, on its way to the store if there is one. */
-static int32_t take_host(folio_pool *pool, folio_transfer *t, int32_t table)
+static int32_t take_host(folio_transfer *t, int32_t table)
 {
-    folioi_blocks *h = &pool->host;
-    if (h->num_free == 0) {
-        int32_t oldest = h->oldest, node = h->block[oldest].node, group = h->block[oldest].group;
-        folioi_frame_id id = node_id(&pool->index, node, group);
-        if (pool->store != NULL && !folioi_store_has(pool->store, &id))
+    folio_pool *pool = t->pool;
+    const folioi_blocks *h = &pool->host;
+    if (h->num_free == 0 && pool->store != NULL) {
+        int32_t group = h->block[h->oldest].group;
+        folioi_frame_id id = node_id(&pool->index, h->block[h->oldest].node, group);
+        if (!folioi_store_has(pool->store, &id))
             folioi_transfer_add(t, (folioi_step){.kind = STEP_SPILL,
                                                  .table = group,
                                                  .index = -1,
                                                  .device = NONE,
-                                                 .host = oldest,
+                                                 .host = h->oldest,
                                                  .node = NONE,
                                                  .id = id});
-        folioi_pool_unlink(pool, TIER_HOST, oldest);
-        folioi_index_settle(&pool->index, node);
-        h->evictions++;
     }
-    return blocks_take(h, table);
-}
-
-int32_t folioi_swap_load(folio_transfer *t, int32_t group, int64_t i, int32_t node)
-{
-    folio_pool *pool = t->pool;
-    int32_t host = link_of(pool, node, TIER_HOST, group);
-    folioi_step step = {.kind = host != NONE ? STEP_IN : STEP_LOAD,
-                        .table = group,
-                        .index = i,
-                        .device = folioi_pool_take(pool, group),
-                        .host = host,
-                        .node = node,
-                        .holds_host = host != NONE,
-                        .ok = host != NONE};
-    if (host != NONE) blocks_retain(&pool->host, host);
-    else step.id = node_id(&pool->index, node, group);
-    folioi_transfer_add(t, step);
-    return step.device;
+    return folioi_pool_take(pool, TIER_HOST, table);
 }
 
 /* ----------------------------------------------------------------------------------- sequence out */
 
-static folio_status check_out(const folio_sequence *s, folio_tier tier)
+static folio_status check_tier(const folio_pool *pool, folio_tier tier)
 {
-    const folio_pool *pool = s->pool;
-    TRY(folioi_sequence_resident(s, "swap_out"));
     REQUIRE(tier == FOLIO_TIER_HOST || tier == FOLIO_TIER_DISK,
             "swap_out: tier %d is neither host nor disk", (int)tier);
     REQUIRE(tier != FOLIO_TIER_HOST || pool->host.num > 0,
             "swap_out: the pool has no host tier (host_blocks is 0)");
     REQUIRE(tier != FOLIO_TIER_DISK || pool->store != NULL,
             "swap_out: the pool has no disk tier (store_path is NULL)");
+    return FOLIO_OK;
+}
+
+/* From the device, or from host memory on to disk. */
+static folio_status check_out(const folio_sequence *s, folio_tier tier)
+{
+    bool down = s->state == FOLIO_SEQUENCE_SWAPPED && s->held == FOLIO_TIER_HOST;
+    if (!down || tier != FOLIO_TIER_DISK) TRY(folioi_sequence_resident(s, "swap_out"));
+    TRY(check_tier(s->pool, tier));
     REQUIRE(s->committed == s->len && s->encoder_committed == s->encoder_len,
             "swap_out: %lld tokens are reserved and not committed",
             (long long)(s->len - s->committed + s->encoder_len - s->encoder_committed));
@@ -135,7 +105,7 @@ static folio_status room_below(folio_sequence *s, folio_tier tier, int64_t *num_
     *num_blocks = 0;
     for (int32_t t = 0; t <= pool->cross; t++)
         for (int64_t i = s->table[t].released; i < s->table[t].num; i++) {
-            int32_t host = link_of(pool, listed_node(s, t, i), TIER_HOST, t);
+            int32_t host = index_block(&pool->index, listed_node(s, t, i), TIER_HOST, t);
             ++*num_blocks;
             if (tier == FOLIO_TIER_DISK || host == NONE) need++;
             else woken += !block_is_held(&pool->host.block[host]);
@@ -151,36 +121,80 @@ static folio_status room_below(folio_sequence *s, folio_tier tier, int64_t *num_
          (long long)need, (long long)have, (long long)pool->host.num);
 }
 
-static void plan_out(folio_sequence *s, folio_tier tier, folio_transfer *t)
+/* A block of a sequence goes to host memory, where it may be already. */
+static void plan_host(folio_transfer *t, folioi_step step)
 {
-    folio_pool *pool = s->pool;
+    folio_pool *pool = t->pool;
+    step.holds_host = true;
+    if (step.host != NONE) {
+        step.kind = STEP_KEEP;
+        blocks_retain(&pool->host, step.host);
+    } else {
+        step.kind = STEP_OUT;
+        step.host = take_host(t, step.table);
+    }
+    folioi_transfer_add(t, step);
+}
+
+/* A block of a sequence goes to disk, from where it is. */
+static void plan_disk(const folio_sequence *s, folio_transfer *t, folioi_step step)
+{
+    bool host = s->held == FOLIO_TIER_HOST;
+    step.kind = host ? STEP_SINK : STEP_STORE;
+    if (host) step.host = step.device, step.device = NONE;
+    step.unused = unused_slots(s, step.table, step.index);
+    step.id = folioi_sequence_frame(s, step.table, step.index);
+    folioi_transfer_add(t, step);
+}
+
+static void plan_out(const folio_sequence *s, folio_tier tier, folio_transfer *t)
+{
+    const folio_pool *pool = s->pool;
+    bool to_host = tier == FOLIO_TIER_HOST;
     /* First what is there already, so that making room for the rest cannot take it away. */
     for (int pass = 0; pass < 2; pass++)
         for (int32_t k = 0; k <= pool->cross; k++)
             for (int64_t i = s->table[k].released; i < s->table[k].num; i++) {
                 int32_t node = listed_node(s, k, i);
-                int32_t host = tier == FOLIO_TIER_HOST ? link_of(pool, node, TIER_HOST, k) : NONE;
                 folioi_step step = {.table = k,
                                     .index = i,
                                     .device = table_blocks(&s->table[k])[i],
-                                    .host = host,
+                                    .host = NONE,
                                     .node = node};
-                if ((host != NONE) != (pass == 0)) continue;
-                if (tier == FOLIO_TIER_DISK) {
-                    step.kind = STEP_STORE;
-                    step.unused = unused_slots(s, k, i);
-                    step.id = sequence_frame(s, k, i);
-                } else if (host != NONE) {
-                    step.kind = STEP_KEEP;
-                    step.holds_host = true;
-                    blocks_retain(&pool->host, host);
-                } else {
-                    step.kind = STEP_OUT;
-                    step.holds_host = true;
-                    step.host = take_host(pool, t, k);
-                }
-                folioi_transfer_add(t, step);
+                if (to_host) step.host = index_block(&pool->index, node, TIER_HOST, k);
+                if ((step.host != NONE) != (pass == 0)) continue;
+                if (to_host) plan_host(t, step);
+                else plan_disk(s, t, step);
             }
+}
+
+static void finish_out(folio_transfer *t)
+{
+    folio_pool *pool = t->pool;
+    folio_sequence *s = t->sequence;
+    bool failed = t->status != FOLIO_OK;
+    if (!failed) folioi_sequence_vacate(s);
+    for (int64_t i = t->num_steps - 1; i >= 0; i--) {
+        folioi_step *step = &t->steps[i];
+        if (step->kind == STEP_SPILL) continue;
+        bool to_disk = step->kind == STEP_STORE || step->kind == STEP_SINK;
+        if (to_disk && !step->tried) folioi_store_unpromise(pool->store, 1);
+        if (failed) {
+            if (step->holds_host) blocks_release(&pool->host, step->host);
+            if (to_disk && step->ok) folioi_store_drop(pool->store, &step->id);
+            continue;
+        }
+        /* the step's reference is the sequence's from here on */
+        table_blocks(&s->table[step->table])[step->index] = to_disk ? ON_DISK : step->host;
+        if (step->kind == STEP_OUT && step->node != NONE &&
+            index_block(&pool->index, step->node, TIER_HOST, step->table) == NONE)
+            folioi_pool_link(pool, TIER_HOST, step->node, step->table, step->host);
+        pool->blocks_out += step->kind == STEP_OUT;
+    }
+    if (failed) s->tier = s->held;
+    else s->held = s->tier;
+    bool here = s->held == FOLIO_TIER_DEVICE;
+    s->state = here ? FOLIO_SEQUENCE_RESIDENT : FOLIO_SEQUENCE_SWAPPED;
 }
 
 static folio_status swap_out(folio_sequence *s, folio_tier tier, const char *call,
@@ -189,48 +203,24 @@ static folio_status swap_out(folio_sequence *s, folio_tier tier, const char *cal
     folio_pool *pool = s->pool;
     int64_t num_blocks;
     TRY(check_out(s, tier));
+    bool down = s->state == FOLIO_SEQUENCE_SWAPPED;
     TRY(list_nodes(s));
-    TRY(folioi_pool_run_copies(pool)); /* one may be about to fill a block of this sequence */
-    folioi_sequence_release(s, call);
+    if (!down) {
+        TRY(folioi_pool_run_copies(pool)); /* one may be about to fill a block of this sequence */
+        folioi_sequence_release(s, call);
+    }
     TRY(room_below(s, tier, &num_blocks));
     folio_status status = folioi_transfer_new(pool, num_blocks, t);
     if (status != FOLIO_OK) {
         if (tier == FOLIO_TIER_DISK) folioi_store_unpromise(pool->store, num_blocks);
         return status;
     }
-    stamp_change(&s->stamp, call);
+    if (!down) stamp_change(&s->stamp, call);
     s->swap_key = (folioi_key){{++pool->next_swap, 0}};
     plan_out(s, tier, *t);
-    (*t)->tier = s->tier = tier;
-    folioi_transfer_begin(*t, TRANSFER_OUT, s);
-    return FOLIO_OK;
-}
-
-/* A sequence in host memory goes on to disk. */
-static folio_status swap_down(folio_sequence *s, folio_transfer **t)
-{
-    folio_pool *pool = s->pool;
-    int64_t num_blocks = 0;
-    REQUIRE(pool->store != NULL, "swap_out: the pool has no disk tier (store_path is NULL)");
-    for (int32_t k = 0; k <= pool->cross; k++) num_blocks += s->table[k].num - s->table[k].released;
-    if (!folioi_store_promise(pool->store, num_blocks)) return no_frames(pool, num_blocks);
-    folio_status status = folioi_transfer_new(pool, num_blocks, t);
-    if (status != FOLIO_OK) {
-        folioi_store_unpromise(pool->store, num_blocks);
-        return status;
-    }
-    s->swap_key = (folioi_key){{++pool->next_swap, 0}};
-    for (int32_t k = 0; k <= pool->cross; k++)
-        for (int64_t i = s->table[k].released; i < s->table[k].num; i++)
-            folioi_transfer_add(*t, (folioi_step){.kind = STEP_SINK,
-                                                  .table = k,
-                                                  .index = i,
-                                                  .device = NONE,
-                                                  .host = table_blocks(&s->table[k])[i],
-                                                  .node = NONE,
-                                                  .unused = unused_slots(s, k, i),
-                                                  .id = sequence_frame(s, k, i)});
-    folioi_transfer_begin(*t, TRANSFER_DOWN, s);
+    s->tier = tier;
+    s->state = FOLIO_SEQUENCE_LEAVING;
+    folioi_transfer_begin(*t, s, finish_out);
     return FOLIO_OK;
 }
 
@@ -242,84 +232,9 @@ folio_status folio_sequence_swap_out(folio_sequence *s, folio_tier tier, const f
     TRY(folioi_pool_run_in(s->pool, run));
     folio_transfer *t = NULL;
     pool_lock(s->pool);
-    bool down =
-        s->state == FOLIO_SEQUENCE_SWAPPED && s->tier == FOLIO_TIER_HOST && tier == FOLIO_TIER_DISK;
-    folio_status status =
-        down ? swap_down(s, &t) : swap_out(s, tier, "folio_sequence_swap_out", &t);
+    folio_status status = swap_out(s, tier, "folio_sequence_swap_out", &t);
     if (status == FOLIO_OK) status = folioi_transfer_hand_out(t, transfer);
     return folioi_pool_unlock(s->pool, status);
-}
-
-/* Give back all blocks that the tables name in a tier, last ones first. */
-static void release_tables(folio_sequence *s, int tier)
-{
-    folio_pool *pool = s->pool;
-    for (int32_t k = 0; k <= pool->cross; k++)
-        for (int64_t i = s->table[k].num - 1; i >= s->table[k].released; i--) {
-            int32_t block = table_blocks(&s->table[k])[i];
-            if (tier == TIER_DEVICE) folioi_pool_release(pool, block);
-            else blocks_release(&pool->host, block);
-        }
-}
-
-static void finish_out(folio_transfer *t)
-{
-    folio_pool *pool = t->pool;
-    folio_sequence *s = t->sequence;
-    bool failed = t->status != FOLIO_OK;
-    if (!failed) release_tables(s, TIER_DEVICE);
-    for (int64_t i = t->num_steps - 1; i >= 0; i--) {
-        folioi_step *step = &t->steps[i];
-        if (step->kind == STEP_SPILL) continue;
-        if (step->kind == STEP_STORE && !step->tried) folioi_store_unpromise(pool->store, 1);
-        if (failed) {
-            if (step->holds_host) blocks_release(&pool->host, step->host);
-            if (step->kind == STEP_STORE && step->ok) folioi_store_drop(pool->store, &step->id);
-            continue;
-        }
-        /* the step's reference is the sequence's from here on */
-        table_blocks(&s->table[step->table])[step->index] =
-            step->kind == STEP_STORE ? ON_DISK : step->host;
-        if (step->kind == STEP_OUT && step->node != NONE &&
-            link_of(pool, step->node, TIER_HOST, step->table) == NONE)
-            folioi_pool_link(pool, TIER_HOST, step->node, step->table, step->host);
-        pool->blocks_out += step->kind == STEP_OUT;
-    }
-    s->state = failed ? FOLIO_SEQUENCE_RESIDENT : FOLIO_SEQUENCE_SWAPPED;
-    if (failed) s->tier = FOLIO_TIER_DEVICE;
-}
-
-static void finish_down(folio_transfer *t)
-{
-    folio_pool *pool = t->pool;
-    folio_sequence *s = t->sequence;
-    bool failed = t->status != FOLIO_OK;
-    if (!failed) release_tables(s, TIER_HOST);
-    for (int64_t i = 0; i < t->num_steps; i++) {
-        folioi_step *step = &t->steps[i];
-        if (!step->tried) folioi_store_unpromise(pool->store, 1);
-        if (failed && step->ok) folioi_store_drop(pool->store, &step->id);
-        if (!failed) table_blocks(&s->table[step->table])[step->index] = ON_DISK;
-    }
-    s->state = FOLIO_SEQUENCE_SWAPPED;
-    if (!failed) s->tier = FOLIO_TIER_DISK;
-}
-
-/* Forget the frames that the tables' marks stand for. */
-static void drop_frames(folio_sequence *s)
-{
-    for (int32_t k = 0; k <= s->pool->cross; k++)
-        for (int64_t i = s->table[k].released; i < s->table[k].num; i++) {
-            folioi_frame_id id = sequence_frame(s, k, i);
-            folioi_store_drop(s->pool->store, &id);
-        }
-}
-
-void folioi_swap_discard(folio_sequence *s)
-{
-    if (s->tier == FOLIO_TIER_DISK) drop_frames(s);
-    else release_tables(s, TIER_HOST);
-    for (int32_t k = 0; k <= s->pool->cross; k++) s->table[k].num = s->table[k].released = 0;
 }
 
 /* ------------------------------------------------------------------------------------ sequence in */
@@ -331,8 +246,8 @@ static void plan_in(folio_sequence *s, folio_transfer *t)
         for (int32_t k = 0; k <= pool->cross; k++)
             for (int64_t i = s->table[k].released; i < s->table[k].num; i++) {
                 int32_t node = listed_node(s, k, i);
-                int32_t device = link_of(pool, node, TIER_DEVICE, k);
-                bool disk = s->tier == FOLIO_TIER_DISK;
+                int32_t device = index_block(&pool->index, node, TIER_DEVICE, k);
+                bool disk = s->held == FOLIO_TIER_DISK;
                 folioi_step step = {.table = k,
                                     .index = i,
                                     .node = node,
@@ -346,11 +261,35 @@ static void plan_in(folio_sequence *s, folio_transfer *t)
                     blocks_retain(&pool->device, device);
                 } else {
                     step.kind = disk ? STEP_LOAD : STEP_IN;
-                    step.device = folioi_pool_take(pool, k);
-                    if (disk) step.id = sequence_frame(s, k, i);
+                    step.device = folioi_pool_take(pool, TIER_DEVICE, k);
+                    if (disk) step.id = folioi_sequence_frame(s, k, i);
                 }
                 folioi_transfer_add(t, step);
             }
+}
+
+static void finish_in(folio_transfer *t)
+{
+    folio_pool *pool = t->pool;
+    folio_sequence *s = t->sequence;
+    if (t->status != FOLIO_OK) {
+        for (int64_t i = t->num_steps - 1; i >= 0; i--) {
+            int32_t block = t->steps[i].device;
+            blocks_release_before(&pool->device, block, folioi_pool_prepare_rest(pool, block));
+        }
+        s->tier = s->held;
+        s->state = FOLIO_SEQUENCE_SWAPPED;
+        return;
+    }
+    folioi_sequence_vacate(s);
+    for (int64_t i = 0; i < t->num_steps; i++) {
+        const folioi_step *step = &t->steps[i];
+        table_blocks(&s->table[step->table])[step->index] = step->device;
+        pool->blocks_in += step->kind != STEP_KEEP && step->ok;
+    }
+    s->state = FOLIO_SEQUENCE_RESIDENT;
+    s->held = FOLIO_TIER_DEVICE;
+    folioi_prefix_settle(t);
 }
 
 static folio_status swap_in(folio_sequence *s, folio_transfer **t)
@@ -362,7 +301,7 @@ static folio_status swap_in(folio_sequence *s, folio_transfer **t)
     int64_t need = 0, woken = 0, kept = 0;
     for (int32_t k = 0; k <= pool->cross; k++)
         for (int64_t i = s->table[k].released; i < s->table[k].num; i++) {
-            int32_t device = link_of(pool, listed_node(s, k, i), TIER_DEVICE, k);
+            int32_t device = index_block(&pool->index, listed_node(s, k, i), TIER_DEVICE, k);
             if (device == NONE) need++;
             else kept++, woken += !block_is_held(&pool->device.block[device]);
         }
@@ -372,7 +311,9 @@ static folio_status swap_in(folio_sequence *s, folio_transfer **t)
              (long long)need, (long long)have, (long long)pool->device.num);
     TRY(folioi_transfer_new(pool, need + kept, t));
     plan_in(s, *t);
-    folioi_transfer_begin(*t, TRANSFER_IN, s);
+    s->tier = FOLIO_TIER_DEVICE;
+    s->state = FOLIO_SEQUENCE_COMING;
+    folioi_transfer_begin(*t, s, finish_in);
     return FOLIO_OK;
 }
 
@@ -387,92 +328,6 @@ folio_status folio_sequence_swap_in(folio_sequence *s, const folio_run *run,
     folio_status status = swap_in(s, &t);
     if (status == FOLIO_OK) status = folioi_transfer_hand_out(t, transfer);
     return folioi_pool_unlock(s->pool, status);
-}
-
-/* Give back blocks from number `first` on; those of the index whose parents did not come back leave it, where
- * nobody else holds them. */
-static void drop_unreachable(folio_sequence *s, int64_t first)
-{
-    folio_pool *pool = s->pool;
-    for (int32_t g = 0; g < pool->num_layer_groups; g++) {
-        folioi_table *t = &s->table[g];
-        for (int64_t i = t->num - 1; i >= max_i64(first, t->released); i--) {
-            int32_t block = table_blocks(t)[i];
-            blocks_release_before(&pool->device, block, folioi_pool_prepare_rest(pool, block));
-        }
-        t->num = min_i64(t->num, first);
-        t->released = min_i64(t->released, t->num);
-    }
-}
-
-/* What came back enters the index; a block that did not come ends the sequence before it. */
-static void settle_blocks(folio_sequence *s, folio_transfer *t)
-{
-    folio_pool *pool = s->pool;
-    int64_t good = s->table[0].num;
-    bool encoder_lost = false;
-    for (int64_t i = 0; i < t->num_steps; i++) {
-        const folioi_step *step = &t->steps[i];
-        if (step->ok) continue;
-        if (step->table == pool->cross) encoder_lost = true;
-        else good = min_i64(good, pool->windowed ? 0 : step->index);
-    }
-    /* In the order of blocks: a block enters only after the one before it. */
-    for (int64_t i = 0; i < t->num_steps; i++) {
-        const folioi_step *step = &t->steps[i];
-        if (step->node != NONE && step->index < good)
-            folioi_prefix_enter(s, step->table, step->index, step->node);
-    }
-    if (encoder_lost) folioi_sequence_drop(s, pool->cross, 0);
-    if (good == s->table[0].num) return;
-    drop_unreachable(s, good);
-    folioi_sequence_cut(s, good * pool->block_size);
-}
-
-static void finish_in(folio_transfer *t)
-{
-    folio_pool *pool = t->pool;
-    folio_sequence *s = t->sequence;
-    if (t->status != FOLIO_OK) {
-        for (int64_t i = t->num_steps - 1; i >= 0; i--) {
-            int32_t block = t->steps[i].device;
-            blocks_release_before(&pool->device, block, folioi_pool_prepare_rest(pool, block));
-        }
-        s->state = FOLIO_SEQUENCE_SWAPPED;
-        return;
-    }
-    if (s->tier == FOLIO_TIER_DISK) drop_frames(s);
-    else release_tables(s, TIER_HOST);
-    for (int64_t i = 0; i < t->num_steps; i++) {
-        const folioi_step *step = &t->steps[i];
-        table_blocks(&s->table[step->table])[step->index] = step->device;
-        pool->blocks_in += step->kind != STEP_KEEP && step->ok;
-    }
-    s->state = FOLIO_SEQUENCE_RESIDENT;
-    s->tier = FOLIO_TIER_DEVICE;
-    settle_blocks(s, t);
-}
-
-static void finish_match(folio_transfer *t)
-{
-    folio_pool *pool = t->pool;
-    folio_sequence *s = t->sequence;
-    for (int64_t i = t->num_steps - 1; i >= 0; i--) {
-        const folioi_step *step = &t->steps[i];
-        if (step->holds_host) blocks_release(&pool->host, step->host);
-        pool->blocks_in += t->status == FOLIO_OK && step->ok;
-        if (step->kind == STEP_LOAD) folioi_store_touch(pool->store, &step->id);
-    }
-    int64_t wished = s->indexed * pool->block_size;
-    s->len = s->committed = wished;
-    s->state = FOLIO_SEQUENCE_RESIDENT;
-    if (t->status == FOLIO_OK) {
-        settle_blocks(s, t);
-    } else {
-        drop_unreachable(s, 0);
-        folioi_sequence_cut(s, 0);
-    }
-    pool->hit_tokens -= wished - s->len;
 }
 
 /* ------------------------------------------------------------------------------------ preemption */
@@ -517,7 +372,7 @@ folio_status folio_sequence_preempt(folio_sequence *s, folio_preemption policy,
 
 static folio_status resume(folio_sequence *s, const folio_tokens *tokens, folio_transfer **t)
 {
-    while (s->state == FOLIO_SEQUENCE_LEAVING) folioi_mover_await(s->pool);
+    while (s->state == FOLIO_SEQUENCE_LEAVING) pool_await(s->pool);
     if (s->state == FOLIO_SEQUENCE_SWAPPED) return swap_in(s, t);
     if (s->state == FOLIO_SEQUENCE_COMING) { /* one more owner of what is under way */
         *t = s->transfer;
@@ -549,8 +404,9 @@ folio_status folio_sequence_resume(folio_sequence *s, const folio_tokens *tokens
  * One cached block of the device goes to host memory, or straight to disk. It leaves the index at once, so that
  * nothing rests on a block under way; its node waits for it. False: no room.
  */
-static bool plan_device_block(folio_pool *pool, folio_transfer *t, int32_t block)
+static bool plan_device_block(folio_transfer *t, folio_tier tier, int32_t block)
 {
+    folio_pool *pool = t->pool;
     int32_t node = pool->device.block[block].node, group = pool->device.block[block].group;
     folioi_step step = {.kind = STEP_KEEP,
                         .table = group,
@@ -560,7 +416,7 @@ static bool plan_device_block(folio_pool *pool, folio_transfer *t, int32_t block
                         .node = node,
                         .holds_device = true};
     if (pool->store != NULL) step.id = node_id(&pool->index, node, group);
-    if (t->tier == FOLIO_TIER_DISK) {
+    if (tier == FOLIO_TIER_DISK) {
         if (!folioi_store_has(pool->store, &step.id)) {
             if (t->num_steps >= folioi_store_available(pool->store)) return false;
             step.kind = STEP_STORE;
@@ -568,14 +424,14 @@ static bool plan_device_block(folio_pool *pool, folio_transfer *t, int32_t block
             folioi_store_touch(pool->store, &step.id); /* the next ones do not replace it */
         }
     } else {
-        step.host = link_of(pool, node, TIER_HOST, group);
+        step.host = index_block(&pool->index, node, TIER_HOST, group);
         step.holds_host = true;
         if (step.host != NONE) {
             blocks_retain(&pool->host, step.host);
         } else {
             if (blocks_available(&pool->host) == 0) return false;
             step.kind = STEP_OUT;
-            step.host = take_host(pool, t, group);
+            step.host = take_host(t, group);
         }
     }
     index_pin(&pool->index, node);
@@ -585,8 +441,9 @@ static bool plan_device_block(folio_pool *pool, folio_transfer *t, int32_t block
     return true;
 }
 
-static void plan_host_block(folio_pool *pool, folio_transfer *t, int32_t block)
+static void plan_host_block(folio_transfer *t, int32_t block)
 {
+    folio_pool *pool = t->pool;
     int32_t node = pool->host.block[block].node, group = pool->host.block[block].group;
     folioi_step step = {.kind = STEP_SPILL,
                         .table = group,
@@ -602,56 +459,13 @@ static void plan_host_block(folio_pool *pool, folio_transfer *t, int32_t block)
     folioi_transfer_add(t, step);
 }
 
-static folio_status swap_out_cached(folio_pool *pool, folio_tier tier, int64_t max_blocks,
-                                    int64_t *num_blocks, folio_transfer **t)
-{
-    REQUIRE(tier == FOLIO_TIER_HOST || tier == FOLIO_TIER_DISK,
-            "swap_out: tier %d is neither host nor disk", (int)tier);
-    REQUIRE(tier != FOLIO_TIER_HOST || pool->host.num > 0,
-            "swap_out: the pool has no host tier (host_blocks is 0)");
-    REQUIRE(tier != FOLIO_TIER_DISK || pool->store != NULL,
-            "swap_out: the pool has no disk tier (store_path is NULL)");
-    REQUIRE(max_blocks >= 0, "swap_out: max_blocks is %lld; it must be at least 0",
-            (long long)max_blocks);
-    bool from_host = tier == FOLIO_TIER_DISK && pool->host.num > 0;
-    folioi_blocks *from = from_host ? &pool->host : &pool->device;
-    int64_t limit = min_i64(max_blocks, from->num_cached);
-    *num_blocks = 0;
-    if (limit == 0) return FOLIO_OK;
-    TRY(folioi_transfer_new(pool, limit, t));
-    (*t)->tier = tier;
-    for (; *num_blocks < limit; ++*num_blocks) {
-        int32_t block = from->oldest; /* a step's reference takes it out of the list */
-        if (from_host) plan_host_block(pool, *t, block);
-        else if (!plan_device_block(pool, *t, block)) break;
-    }
-    folioi_transfer_begin(*t, TRANSFER_CACHED, NULL);
-    return FOLIO_OK;
-}
-
-folio_status folio_pool_swap_out(folio_pool *pool, folio_tier tier, int64_t max_blocks,
-                                 const folio_run *run, int64_t *num_blocks,
-                                 folio_transfer **transfer)
-{
-    if (transfer != NULL) *transfer = NULL;
-    REQUIRE(pool != NULL, "folio_pool_swap_out: pool is NULL");
-    TRY(folioi_pool_run_in(pool, run));
-    int64_t moved = 0;
-    folio_transfer *t = NULL;
-    pool_lock(pool);
-    folio_status status = swap_out_cached(pool, tier, max_blocks, &moved, &t);
-    if (status == FOLIO_OK && num_blocks != NULL) *num_blocks = moved;
-    if (status == FOLIO_OK) status = folioi_transfer_hand_out(t, transfer);
-    return folioi_pool_unlock(pool, status);
-}
-
 /* A device block that did not go down is cached again, if it can still be reached. */
 static void take_back(folio_pool *pool, const folioi_step *step)
 {
     int32_t parent = index_node(&pool->index, step->node)->parent;
     bool reachable = pool->window[step->table] != 0 || parent == NONE ||
-                     link_of(pool, parent, TIER_DEVICE, step->table) != NONE;
-    if (reachable && link_of(pool, step->node, TIER_DEVICE, step->table) == NONE)
+                     index_block(&pool->index, parent, TIER_DEVICE, step->table) != NONE;
+    if (reachable && index_block(&pool->index, step->node, TIER_DEVICE, step->table) == NONE)
         folioi_pool_link(pool, TIER_DEVICE, step->node, step->table, step->device);
     blocks_release_before(&pool->device, step->device,
                           folioi_pool_prepare_rest(pool, step->device));
@@ -668,7 +482,7 @@ static void finish_device_step(folio_transfer *t, const folioi_step *step)
     folio_pool *pool = t->pool;
     bool below = is_below(t, step);
     if (step->kind == STEP_OUT && below &&
-        link_of(pool, step->node, TIER_HOST, step->table) == NONE) {
+        index_block(&pool->index, step->node, TIER_HOST, step->table) == NONE) {
         folioi_pool_link(pool, TIER_HOST, step->node, step->table, step->host);
         pool->blocks_out++;
     }
@@ -702,15 +516,39 @@ static void finish_cached(folio_transfer *t)
             finish_device_step(t, &t->steps[i]);
 }
 
-/* -------------------------------------------------------------------------------------------- end */
-
-void folioi_swap_finish(folio_transfer *t)
+static folio_status swap_out_cached(folio_pool *pool, folio_tier tier, int64_t max_blocks,
+                                    int64_t *num_blocks, folio_transfer **t)
 {
-    static void (*const finish[])(folio_transfer *) = {
-        [TRANSFER_OUT] = finish_out,       [TRANSFER_DOWN] = finish_down,
-        [TRANSFER_IN] = finish_in,         [TRANSFER_MATCH] = finish_match,
-        [TRANSFER_CACHED] = finish_cached,
-    };
-    if (t->sequence != NULL) t->sequence->transfer = NULL;
-    finish[t->kind](t);
+    TRY(check_tier(pool, tier));
+    REQUIRE(max_blocks >= 0, "swap_out: max_blocks is %lld; it must be at least 0",
+            (long long)max_blocks);
+    bool from_host = tier == FOLIO_TIER_DISK && pool->host.num > 0;
+    folioi_blocks *from = from_host ? &pool->host : &pool->device;
+    int64_t limit = min_i64(max_blocks, from->num_cached);
+    *num_blocks = 0;
+    if (limit == 0) return FOLIO_OK;
+    TRY(folioi_transfer_new(pool, limit, t));
+    for (; *num_blocks < limit; ++*num_blocks) {
+        int32_t block = from->oldest; /* a step's reference takes it out of the list */
+        if (from_host) plan_host_block(*t, block);
+        else if (!plan_device_block(*t, tier, block)) break;
+    }
+    folioi_transfer_begin(*t, NULL, finish_cached);
+    return FOLIO_OK;
+}
+
+folio_status folio_pool_swap_out(folio_pool *pool, folio_tier tier, int64_t max_blocks,
+                                 const folio_run *run, int64_t *num_blocks,
+                                 folio_transfer **transfer)
+{
+    if (transfer != NULL) *transfer = NULL;
+    REQUIRE(pool != NULL, "folio_pool_swap_out: pool is NULL");
+    TRY(folioi_pool_run_in(pool, run));
+    int64_t moved = 0;
+    folio_transfer *t = NULL;
+    pool_lock(pool);
+    folio_status status = swap_out_cached(pool, tier, max_blocks, &moved, &t);
+    if (status == FOLIO_OK && num_blocks != NULL) *num_blocks = moved;
+    if (status == FOLIO_OK) status = folioi_transfer_hand_out(t, transfer);
+    return folioi_pool_unlock(pool, status);
 }

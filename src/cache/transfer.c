@@ -1,8 +1,6 @@
 /* transfer.c: the mover thread, the steps it runs, and transfer handles. */
 #include "cache/transfer.h"
 
-#include "cache/pool.h"
-
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -51,44 +49,35 @@ static void frame_stored(folio_pool *pool, const folioi_step *step)
     pthread_mutex_unlock(&pool->lock);
 }
 
-static folio_status run_disk(folio_pool *pool, folioi_step *step)
+static folio_status load_frame(folio_pool *pool, folioi_step *step)
 {
     folioi_frames *f = &pool->frames;
-    folio_kv_cache *device = pool->cache[step->table], *host = f->cache[step->table];
-    int64_t bytes = f->geometry[step->table].payload_bytes;
-    char *staging = frames_at(f, f->staging);
-    /* only this thread puts: what is there now is still there when it does */
-    bool there = step->kind != STEP_LOAD && folioi_store_has(pool->store, &step->id);
     folio_block_pair up[1] = {{f->staging, step->device}};
-    folio_block_pair down[1] = {{step->device, f->staging}};
-    if (step->kind == STEP_STORE) TRY(copy_frames(pool, device, host, down, 1));
     TRY(folioi_mover_settle(pool));
-    if (step->kind != STEP_LOAD)
-        folioi_frames_clear_rest(f, step->table, step->kind == STEP_STORE ? f->staging : step->host,
-                                 pool->block_size - step->unused);
-    switch (step->kind) {
-    case STEP_SPILL: /* what is not written is only a miss later */
-        step->ok =
-            folioi_store_put(pool->store, &step->id, frames_at(f, step->host), bytes) == FOLIO_OK;
-        if (step->ok && !there) frame_stored(pool, step);
-        return FOLIO_OK;
-    case STEP_SINK:
-        step->tried = true;
-        TRY(folioi_store_put(pool->store, &step->id, frames_at(f, step->host), bytes));
-        step->ok = true;
-        frame_stored(pool, step);
-        return FOLIO_OK;
-    case STEP_STORE:
-        step->tried = true;
-        TRY(folioi_store_put(pool->store, &step->id, staging, bytes));
-        step->ok = true;
-        if (!there) frame_stored(pool, step);
-        return FOLIO_OK;
-    default:
-        TRY(folioi_store_get(pool->store, &step->id, staging, bytes, &step->ok));
-        if (!step->ok) return FOLIO_OK;
-        return copy_frames(pool, host, device, up, 1);
-    }
+    TRY(folioi_store_get(pool->store, &step->id, frames_at(f, f->staging),
+                         f->geometry[step->table].payload_bytes, &step->ok));
+    if (!step->ok) return FOLIO_OK;
+    return copy_frames(pool, f->cache[step->table], pool->cache[step->table], up, 1);
+}
+
+static folio_status store_frame(folio_pool *pool, folioi_step *step)
+{
+    folioi_frames *f = &pool->frames;
+    int64_t frame = step->kind == STEP_STORE ? f->staging : step->host;
+    /* only this thread puts: what is there now is still there when it does */
+    bool there = folioi_store_has(pool->store, &step->id);
+    folio_block_pair down[1] = {{step->device, frame}};
+    if (step->kind == STEP_STORE)
+        TRY(copy_frames(pool, pool->cache[step->table], f->cache[step->table], down, 1));
+    TRY(folioi_mover_settle(pool));
+    folioi_frames_clear_rest(f, step->table, frame, pool->block_size - step->unused);
+    step->tried = true;
+    folio_status status = folioi_store_put(pool->store, &step->id, frames_at(f, frame),
+                                           f->geometry[step->table].payload_bytes);
+    step->ok = status == FOLIO_OK;
+    if (step->ok && !there) frame_stored(pool, step);
+    /* of a cached block, what is not written is only a miss later */
+    return step->kind == STEP_SPILL ? FOLIO_OK : status;
 }
 
 static folio_status run_steps(folio_transfer *t)
@@ -101,8 +90,10 @@ static folio_status run_steps(folio_transfer *t)
                    step[n].table == step->table)
                 n++;
             TRY(run_copies(t->pool, step, n));
+        } else if (step->kind == STEP_LOAD) {
+            TRY(load_frame(t->pool, step));
         } else if (step->kind != STEP_KEEP) {
-            TRY(run_disk(t->pool, step));
+            TRY(store_frame(t->pool, step));
         }
         i += n;
     }
@@ -134,7 +125,8 @@ static void *mover_main(void *arg)
         if (status != FOLIO_OK) snprintf(t->text, sizeof t->text, "%s", folio_last_error());
         m->first = t->next;
         if (m->first == NULL) m->last = NULL;
-        folioi_swap_finish(t);
+        if (t->sequence != NULL) t->sequence->transfer = NULL;
+        t->finish(t);
         t->done = true;
         drop(t);
         pthread_cond_broadcast(&m->ended);
@@ -177,8 +169,6 @@ void folioi_mover_stop(folio_pool *pool)
     pthread_cond_destroy(&m->ended);
 }
 
-void folioi_mover_await(folio_pool *pool) { pthread_cond_wait(&pool->mover.ended, &pool->lock); }
-
 /* ---------------------------------------------------------------------------------------- handles */
 
 folio_status folioi_transfer_new(folio_pool *pool, int64_t num_blocks, folio_transfer **out)
@@ -213,16 +203,13 @@ folioi_step *folioi_transfer_add(folio_transfer *t, folioi_step step)
     return s;
 }
 
-void folioi_transfer_begin(folio_transfer *t, folioi_transfer_kind kind, folio_sequence *sequence)
+void folioi_transfer_begin(folio_transfer *t, folio_sequence *sequence,
+                           void (*finish)(folio_transfer *t))
 {
     folioi_mover *m = &t->pool->mover;
-    t->kind = kind;
     t->sequence = sequence;
-    if (sequence != NULL) {
-        sequence->transfer = t;
-        bool leaves = kind == TRANSFER_OUT || kind == TRANSFER_DOWN;
-        sequence->state = leaves ? FOLIO_SEQUENCE_LEAVING : FOLIO_SEQUENCE_COMING;
-    }
+    t->finish = finish;
+    if (sequence != NULL) sequence->transfer = t;
     if (m->last != NULL) m->last->next = t;
     else m->first = t;
     m->last = t;
@@ -232,7 +219,7 @@ void folioi_transfer_begin(folio_transfer *t, folioi_transfer_kind kind, folio_s
 /* Under the lock. */
 static folio_status wait_for(folio_transfer *t)
 {
-    while (!t->done) folioi_mover_await(t->pool);
+    while (!t->done) pool_await(t->pool);
     if (t->status != FOLIO_OK) FAIL(t->status, "%s", t->text);
     return FOLIO_OK;
 }

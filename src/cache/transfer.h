@@ -1,7 +1,7 @@
 /*
  * transfer.h: blocks on their way between tiers. A transfer is a list of steps, made under the pool's
  * lock, run by the pool's one mover thread without it, in order, one transfer after another; then its
- * effect is put in force under the lock (swap.c). A step's references keep its blocks in place.
+ * effect is put in force under the lock, by `finish`. A step's references keep its blocks in place.
  *
  * On a device a transfer has ended when its copies are in the pool's stream: whatever uses its blocks
  * next is queued behind them. The thread waits for the stream before the host reads a frame (SPILL,
@@ -10,10 +10,7 @@
 #ifndef FOLIOI_TRANSFER_H
 #define FOLIOI_TRANSFER_H
 
-#include "cache/store.h"
-
-#include <folio/folio_pool.h>
-#include <pthread.h>
+#include "cache/sequence.h"
 
 typedef enum folioi_step_kind {
     STEP_KEEP,  /* nothing to move: the block is there already */
@@ -39,21 +36,12 @@ typedef struct folioi_step {
     folioi_frame_id id; /* on disk                            */
 } folioi_step;
 
-typedef enum folioi_transfer_kind {
-    TRANSFER_OUT,   /* a sequence leaves the device   */
-    TRANSFER_DOWN,  /* it goes from host to disk      */
-    TRANSFER_IN,    /* it comes back                  */
-    TRANSFER_MATCH, /* cached blocks come back for it */
-    TRANSFER_CACHED /* cached blocks go down a tier   */
-} folioi_transfer_kind;
-
 struct folio_transfer {
     folio_pool *pool;
-    folioi_transfer_kind kind;
-    folio_tier tier;          /* OUT, CACHED: where to */
-    folio_sequence *sequence; /* NULL for CACHED       */
-    folio_transfer *next;     /* in the mover's queue  */
-    int32_t owners;           /* the mover, the handle */
+    folio_sequence *sequence;          /* NULL for CACHED       */
+    folio_transfer *next;              /* in the mover's queue  */
+    int32_t owners;                    /* the mover, the handle */
+    void (*finish)(folio_transfer *t); /* what it did takes effect */
     bool done;
     folio_status status;
     char text[256]; /* of a failure */
@@ -62,28 +50,19 @@ struct folio_transfer {
     char *ids;          /* [max_steps][ids_bytes] */
 };
 
-typedef struct folioi_mover {
-    pthread_cond_t wake, ended;
-    pthread_t thread;
-    bool started, quit;
-    bool queued;                  /* copies of frames are in the pool's stream; the thread's own */
-    folio_transfer *first, *last; /* the first one is being run */
-} folioi_mover;
-
 void folioi_mover_init(folioi_mover *m);
 folio_status folioi_mover_start(folio_pool *pool);
 void folioi_mover_stop(folio_pool *pool);
 /** By the mover's thread, or after its end: wait until the copies of frames it has queued are done. */
 folio_status folioi_mover_settle(folio_pool *pool);
-/** Wait, under the lock, until some transfer has ended. */
-void folioi_mover_await(folio_pool *pool);
 
 /** Room for so many blocks, and for spilling as many others. */
 folio_status folioi_transfer_new(folio_pool *pool, int64_t num_blocks, folio_transfer **out);
 /** A step; id's ids are copied. */
 folioi_step *folioi_transfer_add(folio_transfer *t, folioi_step step);
-/** Give it to the mover. sequence NULL: of no sequence. */
-void folioi_transfer_begin(folio_transfer *t, folioi_transfer_kind kind, folio_sequence *sequence);
+/** Give it to the mover. sequence NULL: cached blocks go down a tier. */
+void folioi_transfer_begin(folio_transfer *t, folio_sequence *sequence,
+                           void (*finish)(folio_transfer *t));
 /** To the caller; or, where `out` is NULL, wait for its end. t NULL: nothing to do. */
 folio_status folioi_transfer_hand_out(folio_transfer *t, folio_transfer **out);
 
