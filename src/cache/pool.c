@@ -1,4 +1,4 @@
-/* pool.c: the blocks of a pool's tiers: links and events, taking and giving back, queued copies. */
+/* pool.c: the blocks of a pool's tiers: links and events, taking and giving back, by hand too; queued copies. */
 #include "cache/pool.h"
 
 #include "core/tensor.h"
@@ -127,6 +127,89 @@ void folioi_pool_release(folio_pool *pool, int32_t block)
     folioi_block *k = &pool->device.block[block];
     if (k->copy != NONE && k->refs == 1) remove_copy(pool, &pool->copies[k->group], k->copy);
     blocks_release(&pool->device, block);
+}
+
+/* ------------------------------------------------------------------------------- blocks by hand */
+
+/* By a caller, who may hold a block and none of those before it, as no sequence does. */
+static void release_by_hand(folio_pool *pool, int32_t block)
+{
+    if (pool->device.block[block].node == NONE) folioi_pool_release(pool, block);
+    else blocks_release_before(&pool->device, block, folioi_pool_prepare_rest(pool, block));
+}
+
+folio_status folio_pool_alloc(folio_pool *pool, int64_t n, int32_t *blocks)
+{
+    REQUIRE(pool != NULL, "folio_pool_alloc: pool is NULL");
+    REQUIRE(n >= 0, "folio_pool_alloc: n is %lld; it must be at least 0", (long long)n);
+    REQUIRE(n == 0 || blocks != NULL, "folio_pool_alloc: blocks is NULL");
+    pool_lock(pool);
+    int64_t available = blocks_available(&pool->device);
+    if (n > available) {
+        pthread_mutex_unlock(&pool->lock);
+        if (n > pool->device.num)
+            FAIL(FOLIO_ERR_TOO_LARGE, "folio_pool_alloc: n is %lld, the pool has %lld blocks",
+                 (long long)n, (long long)pool->device.num);
+        FAIL(FOLIO_ERR_FULL, "folio_pool_alloc: %lld blocks are needed, %lld of %lld are available",
+             (long long)n, (long long)available, (long long)pool->device.num);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        blocks[i] = folioi_pool_take(pool, TIER_DEVICE, NONE);
+        pool->device.block[blocks[i]].hand = 1;
+    }
+    return folioi_pool_unlock(pool, FOLIO_OK);
+}
+
+/* Each block has a caller's reference for each time it comes; else the first that has not. */
+static int64_t first_unheld(folio_pool *pool, int64_t n, const int32_t *blocks)
+{
+    int64_t bad = 0;
+    for (; bad < n; bad++) {
+        if (blocks[bad] < 0 || blocks[bad] >= pool->device.num) break;
+        if (pool->device.block[blocks[bad]].hand == 0) break;
+        pool->device.block[blocks[bad]].hand--;
+    }
+    for (int64_t i = 0; i < bad; i++) pool->device.block[blocks[i]].hand++;
+    return bad;
+}
+
+static folio_status by_hand(folio_pool *pool, int64_t n, const int32_t *blocks, bool retain)
+{
+    const char *call = retain ? "folio_pool_retain" : "folio_pool_release";
+    REQUIRE(pool != NULL, "%s: pool is NULL", call);
+    REQUIRE(n >= 0, "%s: n is %lld; it must be at least 0", call, (long long)n);
+    REQUIRE(n == 0 || blocks != NULL, "%s: blocks is NULL", call);
+    pool_lock(pool);
+    int64_t bad = 0;
+    if (retain)
+        while (bad < n && blocks[bad] >= 0 && blocks[bad] < pool->device.num &&
+               pool->device.block[blocks[bad]].refs > 0)
+            bad++;
+    else bad = first_unheld(pool, n, blocks);
+    if (bad < n) {
+        pthread_mutex_unlock(&pool->lock);
+        REQUIRE(blocks[bad] >= 0 && blocks[bad] < pool->device.num,
+                "%s: blocks[%lld] = %d is outside [0, %lld)", call, (long long)bad, blocks[bad],
+                (long long)pool->device.num);
+        FAIL(FOLIO_ERR_ARGUMENT, "%s: blocks[%lld] = %d is not held%s", call, (long long)bad,
+             blocks[bad], retain ? "" : " by a caller, or is listed more often than it is held");
+    }
+    for (int64_t i = 0; i < n; i++) {
+        pool->device.block[blocks[i]].hand += retain ? 1 : -1;
+        if (retain) blocks_retain(&pool->device, blocks[i]);
+        else release_by_hand(pool, blocks[i]);
+    }
+    return folioi_pool_unlock(pool, FOLIO_OK);
+}
+
+folio_status folio_pool_retain(folio_pool *pool, int64_t n, const int32_t *blocks)
+{
+    return by_hand(pool, n, blocks, true);
+}
+
+folio_status folio_pool_release(folio_pool *pool, int64_t n, const int32_t *blocks)
+{
+    return by_hand(pool, n, blocks, false);
 }
 
 /* ---------------------------------------------------------------------------------------- copies */

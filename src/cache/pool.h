@@ -16,7 +16,7 @@
  *   prefix.c         match and commit: sequences and the prefix index
  *   swap.c           sequences and cached blocks moved between tiers
  *   pool_check.c     the invariants of a pool
- *   pool_calls.c     create and destroy, blocks by hand, statistics, block states
+ *   pool_calls.c     create and destroy, statistics, block states
  */
 #ifndef FOLIOI_KV_POOL_H
 #define FOLIOI_KV_POOL_H
