@@ -15,5 +15,5 @@ stage "folio check --full"
 
 stage "random calls of KV memory at length, AddressSanitizer and UBSan"
 sh scripts/build.sh asan-ubsan
-calm build-asan-ubsan/tests/folio_tests --long pool_model pool_fuzz
+calm build-asan-ubsan/tests/folio_tests --long pool_fuzz
 finish test-long

@@ -36,6 +36,7 @@ static void on_event(void *user, const folio_cache_event *e)
     k->place = place;
     bool stored = e->kind == FOLIO_EVENT_STORED;
     w->event_faults += k->there == stored;
+    w->event_faults += (e->tier == FOLIO_TIER_DISK) != (e->block == -1);
     w->num_known[e->tier] += stored ? 1 : -1;
     k->there = stored;
 }

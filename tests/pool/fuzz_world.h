@@ -6,7 +6,7 @@
 #define FOLIO_FUZZ_WORLD_H
 
 #include "pool/generation_rig.h"
-#include "pool/pool_model.h"
+#include "pool/pool_rig.h"
 
 enum {
     MAX_LEN = 200,

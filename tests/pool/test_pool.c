@@ -1,12 +1,9 @@
 /*
  * test_pool.c: the pool itself: blocks by hand, counts, the map of states, the watermark, every
- * argument that is refused, struct sizes, memory that runs out, threads. Sequences and the prefix
- * cache have suites of their own; random calls are judged in test_pool_model.c.
+ * argument that is refused, struct sizes, memory that runs out. Sequences and the prefix cache have
+ * suites of their own; random calls and threads are judged in test_pool_fuzz.c.
  */
-#include "pool/pool_model.h"
-
-#include <pthread.h>
-#include <stdlib.h>
+#include "pool/pool_rig.h"
 
 /* Same counts as before: a refused call has changed nothing. */
 static void check_unchanged(int line, folio_pool *pool, const folio_pool_stats *before)
@@ -766,125 +763,4 @@ TEST(pool, memory_that_runs_out)
         if (!failed || test_failures() > 0) break;
     }
     CHECK(n > 5 && n < 2000);
-}
-
-/* -------------------------------------------------------------------------------------- threads */
-
-enum { THREADS = 4, THREAD_BLOCKS = 64, ROUNDS = 3000 };
-
-typedef struct {
-    folio_pool *pool;
-    _Atomic int *owner; /* [THREAD_BLOCKS] of blocks held by hand */
-    int id;
-    int64_t faults, full, done;
-} thread_arg;
-
-/* Blocks that nobody else has, kept for a while. */
-static void thread_by_hand(thread_arg *t, int64_t n)
-{
-    int32_t b[8];
-    folio_status status = folio_pool_alloc(t->pool, n, b);
-    t->full += status == FOLIO_ERR_FULL;
-    if (status != FOLIO_OK) {
-        t->faults += status != FOLIO_ERR_FULL;
-        return;
-    }
-    for (int64_t i = 0; i < n; i++) {
-        int nobody = 0;
-        t->faults += !atomic_compare_exchange_strong(&t->owner[b[i]], &nobody, t->id);
-    }
-    t->faults += folio_pool_retain(t->pool, n, b) != FOLIO_OK;
-    t->faults += folio_pool_release(t->pool, n, b) != FOLIO_OK;
-    for (int64_t i = 0; i < n; i++) t->faults += atomic_exchange(&t->owner[b[i]], 0) != t->id;
-    t->faults += folio_pool_release(t->pool, n, b) != FOLIO_OK;
-    t->done++;
-}
-
-static void thread_sequence(thread_arg *t, uint64_t random)
-{
-    int32_t ids[24];
-    for (int i = 0; i < 24; i++) ids[i] = (int32_t)(random % 3) + i / 8;
-    folio_sequence_desc desc = {.struct_size = sizeof desc, .salt = random % 2};
-    folio_sequence *s = NULL, *fork = NULL;
-    t->faults += folio_sequence_create(t->pool, &desc, &s) != FOLIO_OK;
-    folio_tokens tokens = pool_tokens(ids, 24);
-    int64_t matched = 0;
-    t->faults += folio_sequence_match(s, &tokens, &matched, NULL) != FOLIO_OK;
-    folio_status status = folio_sequence_reserve(s, 24 - matched, 0, NULL);
-    t->full += status == FOLIO_ERR_FULL;
-    t->faults += status != FOLIO_OK && status != FOLIO_ERR_FULL;
-    if (status == FOLIO_OK) {
-        tokens.num_tokens = 22;
-        t->faults += folio_sequence_commit(s, &tokens) != FOLIO_OK;
-        t->faults += folio_sequence_truncate(s, 22) != FOLIO_OK;
-        t->faults += folio_sequence_fork(s, &fork) != FOLIO_OK;
-        status = folio_sequence_reserve(fork, 1, 0, NULL);
-        t->faults += status != FOLIO_OK && status != FOLIO_ERR_FULL;
-        t->faults += folio_sequence_release_window(s) != FOLIO_OK;
-        t->done++;
-    }
-    int64_t n = 0;
-    folio_block_pair pairs[4];
-    t->faults += folio_pool_take_copies(t->pool, 0, 4, pairs, &n) != FOLIO_OK;
-    folio_sequence_destroy(s);
-    folio_sequence_destroy(fork);
-}
-
-static void *thread_main(void *arg)
-{
-    thread_arg *t = arg;
-    folio_pool_stats stats = {.struct_size = sizeof stats};
-    uint8_t map[THREAD_BLOCKS];
-    for (int i = 0; i < ROUNDS; i++) {
-        uint64_t random = support_bits((uint64_t)t->id, (uint64_t)i);
-        if (random % 2) thread_by_hand(t, 1 + (int64_t)(random / 2 % 8));
-        else thread_sequence(t, random / 2);
-        if (random % 64) continue;
-        t->faults += folio_pool_check(t->pool) != FOLIO_OK;
-        t->faults += folio_pool_get_stats(t->pool, &stats) != FOLIO_OK;
-        t->faults += stats.num_free + stats.num_used + stats.num_cached != THREAD_BLOCKS;
-        t->faults += folio_pool_get_block_states(t->pool, FOLIO_TIER_DEVICE, 0, THREAD_BLOCKS,
-                                                 map) != FOLIO_OK;
-        if (random % 256 == 0) t->faults += folio_pool_forget(t->pool) != FOLIO_OK;
-    }
-    return NULL;
-}
-
-static void ignore_event(void *user, const folio_cache_event *event)
-{
-    *(int64_t *)user += event->kind == FOLIO_EVENT_STORED ? 1 : -1;
-}
-
-TEST(pool, four_threads)
-{
-    pool_rig r;
-    int64_t entries = 0;
-    const folio_layer_group groups[2] = {{.window = 0}, {.window = 6}};
-    REQUIRE_TEST(
-        pool_rig_open(&r, FOLIO_WITH(folio_pool_desc, .num_blocks = THREAD_BLOCKS, .block_size = 4,
-                                     .num_layer_groups = 2, .layer_groups = groups,
-                                     .on_event = ignore_event, .event_user = &entries)));
-    _Atomic int owner[THREAD_BLOCKS] = {0};
-    thread_arg args[THREADS];
-    pthread_t threads[THREADS];
-    for (int i = 0; i < THREADS; i++) {
-        args[i] = (thread_arg){.pool = r.pool, .owner = owner, .id = i + 1};
-        REQUIRE_TEST(pthread_create(&threads[i], NULL, thread_main, &args[i]) == 0);
-    }
-    for (int i = 0; i < THREADS; i++) {
-        pthread_join(threads[i], NULL);
-        CHECK_INT(args[i].faults, 0);
-        CHECK(args[i].done > 0);
-    }
-    folio_pool_stats s = pool_stats(r.pool);
-    CHECK_INT(s.num_used, 0);
-    CHECK_INT(s.num_sequences, 0);
-    CHECK_INT(s.num_copies, 0);
-    CHECK_INT(s.num_free + s.num_cached, THREAD_BLOCKS);
-    CHECK_INT(s.num_cached, entries);
-    CHECK_OK(folio_pool_check(r.pool));
-    CHECK_OK(folio_pool_forget(r.pool));
-    CHECK_INT(pool_stats(r.pool).num_free, THREAD_BLOCKS);
-    CHECK_INT(entries, 0);
-    pool_rig_close(&r);
 }

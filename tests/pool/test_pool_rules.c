@@ -5,7 +5,7 @@
  * allocator at which the pool's own thread waits.
  */
 #include "pool/generation_rig.h"
-#include "pool/pool_model.h"
+#include "pool/pool_rig.h"
 
 #include "cache/pool.h" /* folioi_pool_set_hash_bits */
 
@@ -270,31 +270,6 @@ TEST(pool_rules, forked_without_ids_nothing_is_indexed)
     folio_sequence_destroy(s);
     CHECK_INT(pool_matches(r.pool, 0, ids, 3 * BS), 2 * BS);
     pool_rig_close(&r);
-}
-
-/* Tokens of the last reserve come back, unless what they need was released since. */
-TEST(pool_rules, truncate_after_windows_were_released)
-{
-    for (int released = 0; released < 2; released++) {
-        pool_rig r;
-        const folio_layer_group group = {.window = 4};
-        REQUIRE_TEST(pool_rig_open(
-            &r, (folio_pool_desc){.num_blocks = 32, .block_size = BS, .layer_groups = &group}));
-        folio_sequence *s = pool_sequence(r.pool, 0);
-        pool_grow(s, pool_counting_ids(), 20);
-        pool_grow(s, pool_counting_ids(), 24);
-        if (released) {
-            CHECK_OK(folio_sequence_release_window(s));
-            REFUSED(folio_sequence_truncate(s, 20), FOLIO_ERR_ARGUMENT, "");
-            CHECK_INT(pool_info(s).len, 24);
-        } else {
-            CHECK_OK(folio_sequence_truncate(s, 20));
-            CHECK_INT(pool_info(s).len, 20);
-        }
-        CHECK_OK(folio_pool_check(r.pool));
-        folio_sequence_destroy(s);
-        pool_rig_close(&r);
-    }
 }
 
 /* ----------------------------------------------------------------------- leaves before parents */
@@ -704,105 +679,7 @@ TEST(pool_rules, a_collision_is_no_hit_on_disk)
     rules_close(&w);
 }
 
-/* With keys of a few bits everything collides, in every tier. */
-TEST(pool_rules, collisions_in_all_tiers_never_give_wrong_rows)
-{
-    static rules w;
-    for (int bits = 1; bits <= 6; bits++) {
-        uint64_t seed = (uint64_t)bits, draw = 0;
-        int64_t hits = 0;
-        REQUIRE_TEST(rules_open(&w, 12, bits % 2 ? 3 : 0, 16));
-        folioi_pool_set_hash_bits(w.pool, bits);
-        for (int round = 0; round < 300; round++) {
-            int32_t ids[4 * BS];
-            for (int i = 0; i < 4 * BS; i++)
-                ids[i] = i % BS ? 0 : (int32_t)(support_bits(seed, draw++) % 3);
-            int64_t came = serve(&w, ids, 1 + (int64_t)(support_bits(seed, draw++) % 4));
-            CHECK_MSG(came >= 0, "%d bits, round %d: another's rows", bits, round);
-            hits += came > 0;
-            int64_t n = (int64_t)(support_bits(seed, draw++) % 6);
-            if (bits % 2) lower(&w, FOLIO_TIER_HOST, n);
-            lower(&w, FOLIO_TIER_DISK, n);
-        }
-        CHECK(hits > 50);
-        CHECK(pool_stats(w.pool).store_reads > 20);
-        CHECK_INT(pool_stats(w.pool).store_warnings, 0);
-        rules_close(&w);
-    }
-}
-
 /* ------------------------------------------------------------------------------------ disk events */
-
-enum { MAX_FRAMES = 64 };
-typedef struct frame_set {
-    uint64_t hash[MAX_FRAMES][2];
-    int64_t num;
-} frame_set;
-
-static int64_t frame_at(const frame_set *set, const uint64_t hash[2])
-{
-    int64_t i = 0;
-    while (i < set->num && memcmp(set->hash[i], hash, sizeof set->hash[0]) != 0) i++;
-    return i;
-}
-
-/* What a listener thinks the store has, from the first event on. */
-static void replay(const pool_rig *r, frame_set *set)
-{
-    set->num = 0;
-    for (int64_t i = 0; i < r->num_events; i++) {
-        const folio_cache_event *e = &r->events[i].e;
-        if (e->tier != FOLIO_TIER_DISK) continue;
-        int64_t at = frame_at(set, e->hash);
-        if (e->kind == FOLIO_EVENT_STORED) {
-            CHECK_MSG(at == set->num && at < MAX_FRAMES, "event %lld: stored twice", (long long)i);
-            if (at < MAX_FRAMES) memcpy(set->hash[at], e->hash, sizeof set->hash[0]);
-            set->num += at == set->num && at < MAX_FRAMES;
-        } else {
-            CHECK_MSG(at < set->num, "event %lld: removed, but not there", (long long)i);
-            if (at < set->num) memcpy(set->hash[at], set->hash[--set->num], sizeof set->hash[0]);
-        }
-    }
-}
-
-/* A frame may be replaced by the transfer that stored it. The next pool tells what there is. */
-TEST(pool_rules, disk_events_replayed_give_the_store)
-{
-    for (int64_t frames = 2; frames <= 5; frames++)
-        for (int64_t host = 0; host <= 3; host += 3) {
-            static rules w;
-            static frame_set told, there;
-            REQUIRE_TEST(rules_open(&w, 16, host, frames));
-            for (int i = 0; i < 12; i++) {
-                if (i % 3 == 2) CHECK(found(&w, i - 1, 5) >= 0);
-                leave(&w, i, 1 + i % 7);
-                if (host > 0) lower(&w, FOLIO_TIER_HOST, 9);
-                lower(&w, FOLIO_TIER_DISK, 9);
-                replay(&w.r, &told);
-                CHECK_INT(told.num, pool_stats(w.pool).store_used);
-            }
-            CHECK(pool_stats(w.pool).store_evictions > 0);
-            /* A second pool on the file, after the first has gone. */
-            folio_pool_destroy(w.pool);
-            w.r.num_events = 0;
-            folio_layer_group group = {.cache = w.r.caches[0]};
-            pool_rig next;
-            folio_pool_desc desc = {.num_blocks = 16,
-                                    .block_size = BS,
-                                    .layer_groups = &group,
-                                    .store_path = w.store,
-                                    .store_bytes = (frames + 1) * FRAME_BYTES};
-            REQUIRE_TEST(pool_rig_open_on(&next, w.r.ctx, desc));
-            replay(&next, &there);
-            CHECK_INT(there.num, told.num);
-            for (int64_t i = 0; i < told.num; i++)
-                CHECK(frame_at(&there, told.hash[i]) < there.num);
-            next.caches[0] = w.r.caches[0];
-            free(w.r.events);
-            w.r = next;
-            rules_close(&w);
-        }
-}
 
 /* Disk events of a kind so far. */
 static int64_t count_disk(const rules *w, folio_cache_event_kind kind)
@@ -856,29 +733,5 @@ TEST(pool_rules, a_frame_sent_down_twice_is_told_once)
     CHECK_INT(pool_stats(w.pool).store_used, 1);
     CHECK_INT(pool_stats(w.pool).store_writes, 1);
     CHECK_INT(found(&w, 0, 1), 1);
-    rules_close(&w);
-}
-
-/* ----------------------------------------------------------------------------------------- sizes */
-
-/* The superblock and two frames are the least; the refusal names what the caller gave. */
-TEST(pool_rules, the_smallest_store)
-{
-    static rules w;
-    REQUIRE_TEST(rules_open(&w, 8, 0, 2));
-    leave(&w, 0, 2);
-    CHECK_INT(lower(&w, FOLIO_TIER_DISK, 9), 2);
-    CHECK_INT(found(&w, 0, 2), 2);
-    char other[256];
-    gen_store_path(other, sizeof other);
-    folio_layer_group group = {.cache = w.r.caches[0]};
-    folio_pool_desc desc =
-        FOLIO_WITH(folio_pool_desc, .num_blocks = 8, .block_size = BS, .layer_groups = &group,
-                   .store_path = other, .store_bytes = 3 * FRAME_BYTES - 1);
-    folio_pool *pool = NOWHERE;
-    REFUSED(folio_pool_create(w.r.ctx, &desc, &pool), FOLIO_ERR_ARGUMENT,
-            "store_bytes|12287|4096|12288");
-    CHECK(pool == NULL);
-    CHECK(access(other, F_OK) != 0);
     rules_close(&w);
 }

@@ -3,11 +3,9 @@
  * commit enters and takes over; who is evicted first; events, replayed, against match; hashes that
  * collide.
  */
-#include "pool/pool_model.h"
+#include "pool/pool_rig.h"
 
 #include "cache/pool.h" /* folioi_pool_set_hash_bits */
-
-#include <stdlib.h>
 
 /* A sequence that commits these tokens and goes: its full blocks stay cached. */
 static void leave(folio_pool *pool, uint64_t salt, const int32_t *ids, int64_t num_tokens)
@@ -240,80 +238,6 @@ TEST(prefix, commit_enters_full_blocks)
     CHECK_INT(pool_matches(r.pool, 5, pool_counting_ids(), 40), 0);
     folio_sequence_destroy(s);
     CHECK_INT(pool_stats(r.pool).num_cached, 5);
-    pool_rig_close(&r);
-}
-
-/* A fork goes on along the chain it was forked from; two that differ are two branches. */
-TEST(prefix, forks_branch)
-{
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 60, .block_size = 4}));
-    int32_t left[16], right[16];
-    for (int i = 0; i < 16; i++) left[i] = right[i] = i;
-    for (int i = 9; i < 16; i++) right[i] = 100 + i;
-    folio_sequence *a = pool_sequence(r.pool, 0), *b = NULL;
-    pool_grow(a, left, 9);
-    CHECK_OK(folio_sequence_fork(a, &b));
-    pool_grow(a, left, 16);
-    pool_grow(b, right, 16);
-    CHECK_INT(pool_stats(r.pool).num_entries, 6);
-    CHECK_INT(pool_matches(r.pool, 0, left, 16), 16);
-    CHECK_INT(pool_matches(r.pool, 0, right, 16), 16);
-    right[12] = 0;
-    CHECK_INT(pool_matches(r.pool, 0, right, 16), 12);
-    folio_sequence_destroy(a);
-    folio_sequence_destroy(b);
-    pool_rig_close(&r);
-}
-
-/* Two hold blocks that are not indexed; one would index them, after a block the cache had. */
-TEST(prefix, a_fork_keeps_blocks_that_the_other_indexes)
-{
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(
-        &r, (folio_pool_desc){.num_blocks = 8, .block_size = 2, .flags = FOLIO_POOL_CHECK}));
-    leave(r.pool, 0, pool_counting_ids(), 2);
-    folio_sequence *a = pool_sequence(r.pool, 0), *b = NULL;
-    CHECK_OK(folio_sequence_reserve(a, 6, 0, NULL));
-    CHECK_OK(folio_sequence_commit(a, NULL));
-    CHECK_OK(folio_sequence_fork(a, &b));
-    pool_grow(a, pool_counting_ids(), 6);
-    folio_sequence_destroy(a);
-    CHECK_OK(folio_pool_check(r.pool));
-    int32_t by_hand[8];
-    int64_t available = 8 - pool_stats(r.pool).num_used;
-    CHECK_OK(folio_pool_alloc(r.pool, available, by_hand)); /* the cache has nothing but b's */
-    CHECK_OK(folio_pool_check(r.pool));
-    CHECK_OK(folio_pool_release(r.pool, available, by_hand));
-    folio_sequence_destroy(b);
-    CHECK_OK(folio_pool_check(r.pool));
-    /* What is cached now can be found. */
-    CHECK_INT(pool_stats(r.pool).num_cached, pool_matches(r.pool, 0, pool_counting_ids(), 6) / 2);
-    pool_rig_close(&r);
-}
-
-/* Preempted, it finds all full blocks again, if nobody needed them. */
-TEST(prefix, preempt_and_come_back)
-{
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 10, .block_size = 4}));
-    folio_sequence *s = pool_sequence(r.pool, 0);
-    pool_grow(s, pool_counting_ids(), 30);
-    CHECK_OK(folio_sequence_reserve(s, 3, 0, NULL)); /* dropped */
-    CHECK_OK(folio_sequence_preempt(s, FOLIO_PREEMPT_RECOMPUTE, NULL, NULL));
-    CHECK_INT(pool_info(s).len, 0);
-    CHECK_INT(pool_stats(r.pool).num_used, 0);
-    CHECK_INT(pool_stats(r.pool).num_cached, 7);
-    int32_t five[5];
-    CHECK_OK(folio_pool_alloc(r.pool, 5, five)); /* 3 free ones, 2 cached */
-    folio_tokens tokens = pool_tokens(pool_counting_ids(), 29);
-    int64_t matched = -1;
-    CHECK_OK(folio_sequence_match(s, &tokens, &matched, NULL));
-    CHECK_INT(matched, 20);
-    CHECK_OK(folio_pool_release(r.pool, 5, five));
-    pool_grow(s, pool_counting_ids(), 30);
-    CHECK_INT(pool_info(s).matched_len, 20);
-    folio_sequence_destroy(s);
     pool_rig_close(&r);
 }
 
@@ -653,50 +577,6 @@ TEST(prefix, forget)
 }
 
 /* --------------------------------------------------------------------------- hashes, collisions */
-
-/* With a few bits of hash all entries collide; what a sequence reads is still what it asked for. */
-static void collide(int bits, bool hash_ids)
-{
-    enum { BLOCKS = 64, BS = 2, LEN = 24, WORDS = LEN / BS };
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = BLOCKS, .block_size = BS}));
-    folioi_pool_set_hash_bits(r.pool, bits);
-    uint64_t content[BLOCKS] = {0}, draw = 0, seed = (uint64_t)(bits * 2 + hash_ids);
-    int64_t hits = 0;
-    for (int round = 0; round < 400; round++) {
-        int32_t ids[LEN];
-        uint64_t numbers[WORDS], chain[WORDS], salt = support_bits(seed, draw++) % 2;
-        int64_t n = (int64_t)(support_bits(seed, draw++) % (LEN + 1)), matched = -1;
-        for (int i = 0; i < LEN; i++) ids[i] = (int32_t)(support_bits(seed, draw++) % 8 == 0);
-        for (int i = 0; i < WORDS; i++) {
-            numbers[i] = (uint64_t)(ids[BS * i] + 2 * ids[BS * i + 1]);
-            chain[i] = support_bits(i > 0 ? chain[i - 1] : salt + 1000, numbers[i]);
-        }
-        folio_tokens tokens = pool_tokens(hash_ids ? NULL : ids, n);
-        if (hash_ids) tokens.hash_ids = numbers;
-        folio_sequence *s = pool_sequence(r.pool, salt);
-        CHECK_OK(folio_sequence_match(s, &tokens, &matched, NULL));
-        hits += matched > 0;
-        for (int64_t i = 0; i < matched / BS; i++)
-            CHECK_MSG(content[pool_table(s, 0, NULL)[i]] == chain[i],
-                      "%d bits, round %d: block %lld is another's", bits, round, (long long)i);
-        CHECK_OK(folio_sequence_reserve(s, n - matched, 0, NULL));
-        for (int64_t i = matched / BS; i < n / BS; i++)
-            content[pool_table(s, 0, NULL)[i]] = chain[i];
-        CHECK_OK(folio_sequence_commit(s, &tokens));
-        for (int64_t i = 0; i < n / BS; i++) /* equal blocks that were taken over are equal */
-            CHECK(content[pool_table(s, 0, NULL)[i]] == chain[i]);
-        folio_sequence_destroy(s);
-    }
-    CHECK(hits > 20);
-    pool_rig_close(&r);
-}
-
-TEST(prefix, colliding_hashes_never_give_wrong_blocks)
-{
-    for (int bits = 1; bits <= 8; bits++)
-        for (int hash_ids = 0; hash_ids < 2; hash_ids++) collide(bits, hash_ids);
-}
 
 /* A number and tokens of the same bytes, under the same hash every second time: two blocks. */
 TEST(prefix, colliding_kinds)

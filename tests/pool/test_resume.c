@@ -116,24 +116,6 @@ TEST(resume, while_a_transfer_is_under_way)
     }
 }
 
-/* No room: it stays below, and comes when there is some. */
-TEST(resume, full_pools_refuse)
-{
-    static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &gen_small, 12, 12, 0));
-    folio_sequence *s = gen_filled(&w, &w.r[0], 22);
-    int32_t all[12];
-    CHECK_OK(folio_sequence_preempt(s, FOLIO_PREEMPT_SWAP, NULL, NULL));
-    CHECK_OK(folio_pool_alloc(w.p.pool, 12, all));
-    REFUSED(folio_sequence_resume(s, NULL, NULL, NULL, NULL), FOLIO_ERR_FULL, "6|0 of 12");
-    gen_check_at(s, FOLIO_SEQUENCE_SWAPPED, FOLIO_TIER_HOST, 22);
-    CHECK_OK(folio_pool_release(w.p.pool, 12, all));
-    CHECK_OK(folio_sequence_resume(s, NULL, NULL, NULL, NULL));
-    CHECK(gen_contents_right(&w.p, s, &w.r[0]));
-    folio_sequence_destroy(s);
-    gen_world_close(&w);
-}
-
 /* Encoder tokens come back with a swap; recomputed, they are to be reserved again. */
 TEST(resume, encoders)
 {

@@ -3,7 +3,7 @@
  * FOLIO_ERR_TOO_LARGE does not. And the size of a pool, which its caches know.
  */
 #include "pool/generation_rig.h"
-#include "pool/pool_model.h"
+#include "pool/pool_rig.h"
 
 #include <string.h>
 

@@ -3,9 +3,7 @@
  * the copies it leads to, windows, encoder tokens, and what is refused. Where K and V matter they lie in real caches,
  * one number per token.
  */
-#include "pool/pool_model.h"
-
-#include <stdlib.h>
+#include "pool/pool_rig.h"
 
 static const int64_t lengths[] = {0, 1, 15, 16, 17, 31, 32, 33};
 static const int32_t block_sizes[] = {1, 3, 16};
@@ -402,74 +400,6 @@ TEST(sequence, a_lost_destination_cancels_its_copy)
         CHECK_INT(pool_stats(w.pool).num_free, WORLD_BLOCKS);
         pool_rig_close(&w);
     }
-}
-
-/* Forks of forks whose own copies have not run: all copies fit together, and all read the same. */
-TEST(sequence, a_chain_of_forks_before_the_copies)
-{
-    pool_rig w;
-    REQUIRE_TEST(world_open(&w, 0));
-    enum { CHAIN = 5 };
-    folio_sequence *s[CHAIN];
-    s[0] = pool_plain(w.pool, 6);
-    put(&w, s[0], 0, 10);
-    for (int i = 1; i < CHAIN; i++) {
-        s[i] = pool_fork(s[i - 1]);
-        CHECK_OK(folio_sequence_reserve(s[i], 1, 0, NULL));
-        if (i + 1 < CHAIN) CHECK_OK(folio_sequence_truncate(s[i], 6)); /* to be forked */
-    }
-    folio_sequence_destroy(s[0]);
-    folio_sequence_destroy(s[2]);
-    CHECK_OK(folio_pool_check(w.pool));
-    for (int g = 0; g < 2; g++) {
-        int64_t n;
-        folio_block_pair pairs[8];
-        while ((n = take(w.pool, g, pairs, 8)) > 0)
-            CHECK_OK(folio_kv_cache_copy_blocks(w.caches[g], w.caches[g], pairs, n, NULL));
-    }
-    CHECK_INT(pool_stats(w.pool).num_copies, 0);
-    for (int i = 1; i < CHAIN; i += 2) HOLDS(s[i], 0, 6, 10);
-    HOLDS(s[4], 0, 6, 10);
-    /* Each writes on, in a block of its own. */
-    for (int i = 1; i < CHAIN; i++) {
-        if (i == 2) continue;
-        CHECK_OK(folio_sequence_truncate(s[i], 6));
-        CHECK_OK(folio_sequence_reserve(s[i], 2, 0, NULL));
-    }
-    CHECK_OK(folio_pool_run_copies(w.pool, NULL));
-    for (int i = 1; i < CHAIN; i++)
-        if (i != 2) put(&w, s[i], 6, (float)(20 * i));
-    for (int i = 1; i < CHAIN; i++) {
-        if (i == 2) continue;
-        HOLDS(s[i], 0, 6, 10);
-        HOLDS(s[i], 6, 8, (float)(20 * i));
-        folio_sequence_destroy(s[i]);
-    }
-    CHECK_INT(pool_stats(w.pool).num_free, WORLD_BLOCKS);
-    pool_rig_close(&w);
-}
-
-/* All holders of one last block write at once: what each reads is its own. */
-TEST(sequence, many_forks_write_at_once)
-{
-    pool_rig w;
-    REQUIRE_TEST(world_open(&w, 0));
-    enum { FORKS = 6 };
-    folio_sequence *s[FORKS];
-    s[0] = pool_plain(w.pool, 7);
-    put(&w, s[0], 0, 10);
-    for (int i = 1; i < FORKS; i++) s[i] = pool_fork(s[0]);
-    for (int i = 0; i < FORKS; i++) CHECK_OK(folio_sequence_reserve(s[i], 3, 0, NULL));
-    CHECK_INT(pool_stats(w.pool).num_copies, 2 * (FORKS - 1)); /* the last holder writes in place */
-    CHECK_OK(folio_pool_run_copies(w.pool, NULL));
-    for (int i = 0; i < FORKS; i++) put(&w, s[i], 7, (float)(20 + 20 * i));
-    for (int i = 0; i < FORKS; i++) {
-        HOLDS(s[i], 0, 7, 10);
-        HOLDS(s[i], 7, 10, (float)(20 + 20 * i));
-    }
-    for (int i = 0; i < FORKS; i++) folio_sequence_destroy(s[i]);
-    CHECK_INT(pool_stats(w.pool).num_free, WORLD_BLOCKS);
-    pool_rig_close(&w);
 }
 
 /* What the prefix cache knows is never written, even by the only one who holds it. */

@@ -1,5 +1,5 @@
 /* test_sequence_batch.c: batches made of sequences: their views, block sizes, encoders, and what is refused. */
-#include "pool/pool_model.h"
+#include "pool/pool_rig.h"
 
 /* What the view must say of one sequence; NULL is a token of padding. */
 static void check_in_view(const folio_batch_view *v, int64_t i, const folio_sequence *s,

@@ -4,7 +4,7 @@
  * never goes out over a shared block that still waits for its copy, nor over another cache than its
  * group's.
  */
-#include "pool/pool_model.h"
+#include "pool/pool_rig.h"
 
 #include <string.h>
 

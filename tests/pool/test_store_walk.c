@@ -1,11 +1,9 @@
 /*
  * test_store_walk.c: the disk tier with calls inside of calls (from the reads and writes of another
- * one, where no lock is held), under several threads at once, and on a long random walk next to a
- * model that knows every frame and the order of their use.
+ * one, where no lock is held), and on a long random walk next to a model that knows every frame and
+ * the order of their use.
  */
 #include "pool/store_rig.h"
-
-#include <pthread.h>
 
 #define CACHED FOLIOI_FRAME_CACHED
 #define SEQUENCE FOLIOI_FRAME_SEQUENCE
@@ -204,109 +202,6 @@ TEST(store_walk, the_old_sequence_is_there_while_the_new_one_is_written)
         nested_end(&t, 1, 1);
     }
 }
-
-/* -------------------------------------------------------------------------------------- threads */
-
-#define NUM_THREADS 4
-#define WALK_FRAMES 24 /* 12 of sequences, and two a thread for puts under way: never full */
-
-typedef struct {
-    folioi_store *store;
-    uint64_t number, versions[3]; /* of its sequence's blocks; 0: not there */
-    int64_t steps, wrong, lost;
-} walker;
-
-static uint64_t own_name(const walker *w, uint64_t i) { return 1000 + w->number * 10 + i; }
-
-/* A SEQUENCE block of its own, which nobody else may touch. */
-static void walk_sequence(walker *w, uint64_t i, bool put, uint64_t version)
-{
-    if (put) {
-        folio_status status = srig_put(w->store, own_name(w, i), (int32_t)i, SEQUENCE, version);
-        if (status == FOLIO_OK) w->versions[i] = version;
-        else w->wrong++;
-    }
-    if (w->versions[i] == 0) return;
-    if (srig_get(w->store, own_name(w, i), (int32_t)i, SEQUENCE, w->versions[i]) != 1) w->lost++;
-}
-
-/* A CACHED block that all of them use. */
-static void walk_cached(walker *w, uint64_t n, uint64_t action)
-{
-    srig_block b;
-    srig_block_make(&b, n, (int32_t)(n % 3), CACHED, 0);
-    if (action < 5) w->wrong += folioi_store_put(w->store, &b.id, b.payload, b.bytes) != FOLIO_OK;
-    else if (action == 5) folioi_store_drop(w->store, &b.id);
-    else if (folioi_store_has(w->store, &b.id) || action < 8)
-        w->wrong += srig_get(w->store, n, (int32_t)(n % 3), CACHED, 0) < 0;
-}
-
-static void *walk(void *arg)
-{
-    walker *w = arg;
-    for (int64_t step = 0; step < w->steps; step++) {
-        uint64_t r = support_bits(w->number, (uint64_t)step), action = (r >> 16) % 16;
-        if (action >= 13) walk_sequence(w, (r >> 8) % 3, action == 13, (uint64_t)step + 1);
-        else walk_cached(w, r % 40, action);
-        if ((r >> 24) % 256 == 0) w->wrong += folioi_store_forget(w->store) != FOLIO_OK;
-        w->wrong += folioi_store_available(w->store) > WALK_FRAMES;
-    }
-    for (uint64_t i = 0; i < 3; i++) walk_sequence(w, i, false, 0);
-    return NULL;
-}
-
-static void count_replaced(void *user, const folioi_frame_id *id)
-{
-    atomic_fetch_add((_Atomic int64_t *)user, id->kind == CACHED);
-}
-
-static void walk_together(int64_t steps)
-{
-    store_rig rig;
-    srig_init(&rig, WALK_FRAMES);
-    srig_faults faults = {.yields = true};
-    folioi_file_ops ops = srig_faulty_ops(&faults);
-    rig.desc.ops = &ops;
-    REQUIRE_TEST(srig_open(&rig) == FOLIO_OK);
-    _Atomic int64_t replaced = 0;
-    folioi_store_on_replaced(rig.store, count_replaced, &replaced);
-    pthread_t threads[NUM_THREADS];
-    walker walkers[NUM_THREADS];
-    for (int t = 0; t < NUM_THREADS; t++) {
-        walkers[t] = (walker){.store = rig.store, .number = (uint64_t)t, .steps = steps};
-        REQUIRE_TEST(pthread_create(&threads[t], NULL, walk, &walkers[t]) == 0);
-    }
-    for (int t = 0; t < NUM_THREADS; t++) {
-        pthread_join(threads[t], NULL);
-        CHECK_INT(walkers[t].wrong, 0);
-        CHECK_INT(walkers[t].lost, 0);
-    }
-    folioi_store_stats stats = stats_of(&rig);
-    CHECK_INT(stats.warnings, 0);
-    CHECK_INT(stats.errors, 0);
-    CHECK_INT(stats.evictions, replaced);
-    CHECK(stats.evictions > 0 && stats.reads > 0);
-    /* Nothing is pinned any more: every frame that is no sequence's can be had. */
-    int64_t sequences = 0, cached = 0;
-    bool there[40];
-    for (uint64_t n = 0; n < 40; n++)
-        cached += there[n] = srig_has(rig.store, n, (int32_t)(n % 3), CACHED);
-    for (int t = 0; t < NUM_THREADS; t++)
-        for (uint64_t i = 0; i < 3; i++)
-            sequences += srig_has(rig.store, own_name(&walkers[t], i), (int32_t)i, SEQUENCE);
-    CHECK_INT(folioi_store_available(rig.store), WALK_FRAMES - sequences);
-    CHECK_INT(stats.used, sequences + cached);
-    srig_reopen(&rig);
-    CHECK_INT(stats_of(&rig).warnings, 0);
-    CHECK_INT(stats_of(&rig).used, cached);
-    for (uint64_t n = 0; n < 40; n++)
-        CHECK_INT(srig_get(rig.store, n, (int32_t)(n % 3), CACHED, 0), there[n]);
-    srig_end(&rig);
-}
-
-TEST(store_walk, threads_put_and_get_at_once) { walk_together(3000); }
-
-LONG_TEST(store_walk, threads_put_and_get_for_long) { walk_together(50000); }
 
 /* ---------------------------------------------------------------------------------------- model */
 

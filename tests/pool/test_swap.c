@@ -6,7 +6,6 @@
  */
 #include "pool/generation_rig.h"
 
-#include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -165,38 +164,6 @@ TEST(swap, forked_sequences_go_one_by_one)
     }
 }
 
-/* A shared block was to be written: its copy waits when the sequence has to leave. */
-TEST(swap, copies_that_wait)
-{
-    static gen_world w;
-    for (int way = 0; way < 8; way++) {
-        folio_tier tier = way & 1 ? FOLIO_TIER_DISK : FOLIO_TIER_HOST;
-        REQUIRE_TEST(gen_world_open(&w, &windowed, 48, tier == FOLIO_TIER_HOST ? 30 : 0,
-                                    tier == FOLIO_TIER_HOST ? 0 : 30));
-        folio_sequence *a = gen_filled(&w, &w.r[0], 18), *b = NULL;
-        CHECK_OK(folio_sequence_fork(a, &b));
-        gen_poison_free(&w);
-        CHECK_OK(folio_sequence_reserve(a, 3, 0, NULL));
-        CHECK_INT(gen_stats(&w.p).num_copies, 2);
-        if (way & 2) { /* truncated back, then sent away */
-            CHECK_OK(folio_sequence_truncate(a, 18));
-            CHECK_OK(folio_sequence_swap_out(a, tier, NULL, NULL));
-        } else {
-            CHECK_OK(folio_sequence_preempt(a, FOLIO_PREEMPT_SWAP, NULL, NULL));
-        }
-        gen_check_at(a, FOLIO_SEQUENCE_SWAPPED, tier, 18);
-        if (way & 4) CHECK_OK(gen_feed(&w.p, b, &w.r[1], 30));
-        else folio_sequence_destroy(b);
-        CHECK_OK(folio_pool_run_copies(w.p.pool, NULL));
-        CHECK_OK(folio_pool_forget(w.p.pool));
-        gen_poison_free(&w);
-        CHECK_OK(folio_sequence_swap_in(a, NULL, NULL));
-        gen_end(&w.p, a, &w.r[0]);
-        if (way & 4) folio_sequence_destroy(b);
-        gen_world_close(&w);
-    }
-}
-
 TEST(swap, empty_sequences_go_too)
 {
     static gen_world w;
@@ -213,40 +180,6 @@ TEST(swap, empty_sequences_go_too)
 }
 
 /* ---------------------------------------------------------------------------------- full tiers */
-
-/* With every size of host tier: what does not fit as a whole does not go at all. */
-TEST(swap, a_full_host_takes_all_or_nothing)
-{
-    static gen_world w;
-    REQUIRE_TEST(gen_world_model(&w, &gen_small, NULL));
-    for (int64_t host = 1; host <= 12; host++) {
-        REQUIRE_TEST(gen_world_pool(&w, 24, host, 0));
-        folio_sequence *a = gen_filled(&w, &w.r[0], 17),
-                       *b = gen_filled(&w, &w.r[2], 22); /* 5, 6 blocks */
-        folio_status status = folio_sequence_swap_out(a, FOLIO_TIER_HOST, NULL, NULL);
-        CHECK_INT(status, host < 5 ? FOLIO_ERR_TOO_LARGE : FOLIO_OK);
-        int64_t left = host < 5 ? host : host - 5;
-        folio_transfer *t = NOWHERE;
-        folio_pool_stats before = gen_stats(&w.p), after;
-        if (left < 6) {
-            REFUSED(folio_sequence_swap_out(b, FOLIO_TIER_HOST, NULL, &t),
-                    host < 6 ? FOLIO_ERR_TOO_LARGE : FOLIO_ERR_FULL, "6");
-            CHECK(t == NULL);
-            after = gen_stats(&w.p);
-            CHECK(memcmp(&before, &after, sizeof before) == 0);
-            gen_check_at(b, FOLIO_SEQUENCE_RESIDENT, FOLIO_TIER_DEVICE, 22);
-            CHECK_OK(gen_feed(&w.p, b, &w.r[2], 30));
-        } else {
-            CHECK_OK(folio_sequence_swap_out(b, FOLIO_TIER_HOST, NULL, NULL));
-        }
-        folio_sequence_destroy(b);
-        if (host >= 5) CHECK_OK(folio_sequence_swap_in(a, NULL, NULL));
-        CHECK_OK(gen_feed(&w.p, a, &w.r[0], 39));
-        folio_sequence_destroy(a);
-        gen_pool_close(&w.p);
-    }
-    gen_model_close(&w.m);
-}
 
 TEST(swap, a_full_device_leaves_it_where_it_is)
 {
@@ -265,28 +198,6 @@ TEST(swap, a_full_device_leaves_it_where_it_is)
         gen_poison_free(&w);
         CHECK_OK(folio_sequence_swap_in(a, NULL, NULL));
         gen_end(&w.p, a, &w.r[0]);
-        gen_world_close(&w);
-    }
-}
-
-/* Two that would fit alone: the second is refused by the call, even while the first is leaving. */
-TEST(swap, room_is_promised_once)
-{
-    static gen_world w;
-    for (int round = 0; round < 20; round++) {
-        folio_tier tier = round % 2 ? FOLIO_TIER_DISK : FOLIO_TIER_HOST;
-        REQUIRE_TEST(gen_world_open(&w, &gen_small, 32, 10, 10));
-        folio_sequence *a = gen_filled(&w, &w.r[0], 22), *b = gen_filled(&w, &w.r[2], 22);
-        folio_transfer *t = NULL, *u = NULL;
-        CHECK_OK(folio_sequence_swap_out(a, tier, NULL, &t));
-        REFUSED(folio_sequence_swap_out(b, tier, NULL, &u), FOLIO_ERR_FULL, "6");
-        wait_and_forget(u);
-        wait_and_forget(t);
-        CHECK_OK(folio_sequence_swap_in(a, NULL, NULL));
-        CHECK(gen_contents_right(&w.p, a, &w.r[0]));
-        CHECK(gen_contents_right(&w.p, b, &w.r[2]));
-        folio_sequence_destroy(a);
-        folio_sequence_destroy(b);
         gen_world_close(&w);
     }
 }
@@ -406,41 +317,6 @@ TEST(swap, host_evictions_spill_to_disk)
     gen_world_close(&w);
 }
 
-/* Salts keep prefixes apart in every tier, and forgetting empties every tier. */
-TEST(swap, salts_and_forgetting_hold_below)
-{
-    static gen_world w;
-    for (int tier = FOLIO_TIER_DEVICE; tier <= FOLIO_TIER_DISK; tier++) {
-        REQUIRE_TEST(gen_world_open(&w, &gen_small, 24, tier == FOLIO_TIER_HOST ? 24 : 0,
-                                    tier == FOLIO_TIER_DISK ? 40 : 0));
-        folio_sequence_destroy(gen_filled(&w, &w.r[0], 32));
-        if (tier != FOLIO_TIER_DEVICE) CHECK_INT(gen_lower(&w, (folio_tier)tier, 100), 8);
-        folio_sequence *s = NULL;
-        folio_sequence_desc salted = {.struct_size = sizeof salted, .salt = 99};
-        CHECK_OK(folio_sequence_create(w.p.pool, &salted, &s));
-        CHECK_INT(gen_match(&w, s, &w.r[0], 32), 0);
-        folio_sequence_destroy(s);
-        s = gen_sequence(&w, &w.r[1]); /* shares 20 tokens */
-        CHECK_INT(gen_match(&w, s, &w.r[1], 32), 20);
-        folio_sequence_destroy(s);
-        CHECK_OK(folio_pool_forget(w.p.pool));
-        CHECK_OK(folio_pool_check(w.p.pool));
-        CHECK_INT(gen_stats(&w.p).num_entries, 0);
-        CHECK_INT(gen_stats(&w.p).host_cached, 0);
-        s = gen_sequence(&w, &w.r[0]);
-        CHECK_INT(gen_match(&w, s, &w.r[0], 32), 0);
-        folio_sequence_destroy(s);
-        if (tier == FOLIO_TIER_DISK) { /* nor does the next pool know them */
-            gen_pool_close(&w.p);
-            REQUIRE_TEST(gen_world_pool(&w, 24, 0, 40));
-            s = gen_sequence(&w, &w.r[0]);
-            CHECK_INT(gen_match(&w, s, &w.r[0], 32), 0);
-            folio_sequence_destroy(s);
-        }
-        gen_world_close(&w);
-    }
-}
-
 /* What was computed before a forget is never matched after it, wherever it was at that moment. */
 TEST(swap, what_is_away_is_forgotten_too)
 {
@@ -466,32 +342,6 @@ TEST(swap, what_is_away_is_forgotten_too)
         b = gen_sequence(&w, &w.r[0]);
         CHECK_INT(gen_match(&w, b, &w.r[0], 38), 36);
         folio_sequence_destroy(b);
-        gen_world_close(&w);
-    }
-}
-
-/* A sequence from before the forget does not take blocks that are cached under its ids since. */
-TEST(swap, the_forgotten_keep_their_own)
-{
-    static gen_world w;
-    for (int tier = FOLIO_TIER_HOST; tier <= FOLIO_TIER_DISK; tier++) {
-        REQUIRE_TEST(gen_world_open(&w, &gen_small, 32, 20, 20));
-        folio_sequence *a = gen_filled(&w, &w.r[0], 30), *b = gen_sequence(&w, &w.r[0]);
-        folio_tokens tokens = gen_tokens(&w.r[0], 28);
-        CHECK_OK(folio_sequence_swap_out(a, (folio_tier)tier, NULL, NULL));
-        CHECK_OK(folio_pool_forget(w.p.pool));
-        gen_poison_free(&w);
-        /* Another model's K and V for the same ids: NaN. */
-        CHECK_OK(folio_sequence_reserve(b, 28, 0, NULL));
-        CHECK_OK(folio_sequence_commit(b, &tokens));
-        CHECK_OK(folio_sequence_swap_in(a, NULL, NULL));
-        CHECK(gen_contents_right(&w.p, a, &w.r[0]));
-        CHECK_OK(folio_sequence_swap_out(b, FOLIO_TIER_HOST, NULL, NULL));
-        CHECK_OK(folio_sequence_swap_out(a, FOLIO_TIER_HOST, NULL, NULL));
-        folio_sequence_destroy(b);
-        CHECK_OK(folio_sequence_swap_in(a, NULL, NULL));
-        CHECK(gen_contents_right(&w.p, a, &w.r[0]));
-        folio_sequence_destroy(a);
         gen_world_close(&w);
     }
 }
@@ -550,120 +400,6 @@ TEST(swap, handles_in_any_order)
         folio_sequence_destroy(s);
     }
     folio_transfer_destroy(NULL);
-    gen_world_close(&w);
-}
-
-TEST(swap, matches_destroyed_on_their_way)
-{
-    static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &windowed, 64, 0, 80));
-    folio_sequence_destroy(gen_filled(&w, &w.r[0], 39));
-    for (int order = 0; order < 4; order++) {
-        gen_lower(&w, FOLIO_TIER_DISK, 100);
-        gen_poison_free(&w);
-        folio_sequence *s = gen_sequence(&w, &w.r[0]);
-        folio_tokens tokens = gen_tokens(&w.r[0], 38);
-        folio_transfer *t = NULL;
-        int64_t matched = -1;
-        CHECK_OK(folio_sequence_match(s, &tokens, &matched, &t));
-        CHECK_INT(matched, 0);
-        if (order == 0) wait_and_forget(t), t = NULL;
-        if (order == 1) folio_transfer_destroy(t), t = NULL, until_ended(s);
-        if (order < 2) CHECK_INT(gen_info(s).len, 36);
-        if (order < 2) CHECK(gen_contents_right(&w.p, s, &w.r[0]));
-        if (order == 2) folio_transfer_destroy(t), t = NULL;
-        folio_sequence_destroy(s);
-        folio_transfer_destroy(t);
-        CHECK_OK(folio_pool_check(w.p.pool));
-        CHECK_INT(gen_stats(&w.p).num_used, 0);
-    }
-    gen_world_close(&w);
-}
-
-/* Several sequences on their way at once, both ways, and the cache too. */
-TEST(swap, many_transfers_at_once)
-{
-    static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &windowed, 96, 60, 90));
-    for (int round = 0; round < 6; round++) {
-        folio_sequence *s[GEN_REQUESTS];
-        folio_transfer *t[GEN_REQUESTS + 2] = {NULL};
-        for (int i = 0; i < GEN_REQUESTS; i++) s[i] = gen_filled(&w, &w.r[i], 20 + i);
-        for (int i = 0; i < GEN_REQUESTS; i++) {
-            folio_tier tier = (i + round) % 2 ? FOLIO_TIER_DISK : FOLIO_TIER_HOST;
-            CHECK_OK(folio_sequence_swap_out(s[i], tier, NULL, &t[i]));
-        }
-        CHECK_OK(folio_pool_swap_out(w.p.pool, FOLIO_TIER_HOST, 8, NULL, NULL, &t[GEN_REQUESTS]));
-        CHECK_OK(
-            folio_pool_swap_out(w.p.pool, FOLIO_TIER_DISK, 8, NULL, NULL, &t[GEN_REQUESTS + 1]));
-        for (int i = 0; i < GEN_REQUESTS + 2; i++) wait_and_forget(t[i]), t[i] = NULL;
-        gen_poison_free(&w);
-        for (int i = 0; i < GEN_REQUESTS; i++)
-            CHECK_OK(folio_sequence_swap_in(s[(i + round) % GEN_REQUESTS], NULL, &t[i]));
-        for (int i = GEN_REQUESTS - 1; i >= 0; i--) wait_and_forget(t[i]);
-        for (int i = 0; i < GEN_REQUESTS; i++) {
-            CHECK(gen_contents_right(&w.p, s[i], &w.r[i]));
-            CHECK_OK(gen_feed(&w.p, s[i], &w.r[i], 39));
-            folio_sequence_destroy(s[i]);
-        }
-    }
-    gen_world_close(&w);
-}
-
-typedef struct {
-    gen_world *w;
-    const gen_request *r;
-    int seed;
-    int64_t trips;
-} traveller;
-
-/* One thread's sequences: written, sent away and brought back, while others do the same. */
-static void *travel(void *arg)
-{
-    traveller *me = arg;
-    gen_world *w = me->w;
-    for (int i = 0; i < (test_is_long() ? 200 : 12); i++) {
-        uint64_t bits = support_bits((uint64_t)me->seed, (uint64_t)i);
-        folio_sequence *s = NULL;
-        folio_transfer *t = NULL;
-        folio_tokens tokens = gen_tokens(me->r, 38);
-        CHECK_OK(folio_sequence_create(w->p.pool, NULL, &s));
-        CHECK_OK(folio_sequence_match(s, &tokens, NULL, NULL));
-        int64_t len = gen_info(s).len, more = len + 1 + (int64_t)(bits % 3u);
-        CHECK(gen_contents_right(&w->p, s, me->r));
-        if (gen_write(&w->p, s, me->r, more > 39 ? 39 : more) != FOLIO_OK) more = len;
-        folio_tier tier = bits & 8u ? FOLIO_TIER_HOST : FOLIO_TIER_DISK;
-        folio_status status = folio_sequence_swap_out(s, tier, NULL, bits & 16u ? &t : NULL);
-        CHECK(status == FOLIO_OK || status == FOLIO_ERR_FULL);
-        if (bits & 32u) (void)folio_pool_swap_out(w->p.pool, tier, 4, NULL, NULL, NULL);
-        wait_and_forget(t);
-        if (status == FOLIO_OK && !(bits & 64u)) {
-            status = folio_sequence_swap_in(s, NULL, NULL);
-            CHECK(status == FOLIO_OK || status == FOLIO_ERR_FULL);
-            if (status == FOLIO_OK) CHECK(gen_contents_right(&w->p, s, me->r));
-            me->trips += status == FOLIO_OK;
-        }
-        folio_sequence_destroy(s);
-    }
-    return NULL;
-}
-
-TEST(swap, threads_travel_at_once)
-{
-    static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &windowed, 80, 40, 60));
-    pthread_t threads[GEN_REQUESTS];
-    traveller all[GEN_REQUESTS];
-    int64_t trips = 0;
-    for (int i = 0; i < GEN_REQUESTS; i++) {
-        all[i] = (traveller){&w, &w.r[i], 10 + i, 0};
-        REQUIRE_TEST(pthread_create(&threads[i], NULL, travel, &all[i]) == 0);
-    }
-    for (int i = 0; i < GEN_REQUESTS; i++) {
-        pthread_join(threads[i], NULL);
-        trips += all[i].trips;
-    }
-    CHECK(trips > 0);
     gen_world_close(&w);
 }
 

@@ -1,19 +1,17 @@
 /*
  * test_swap_faults.c: tiers when things break: no memory at the n-th call, for every n; a disk that
- * takes no more; bits that flip and files that get shorter while a sequence is away; a process that
- * is killed in the middle of it all. Nothing may be lost that the caller was not told of, and what
- * comes back is right: every row computed from it has the bits it has alone.
+ * takes no more; files that get shorter while a sequence is away (bits that flip: test_pool_fuzz.c).
+ * Nothing may be lost that the caller was not told of, and what comes back is right: every row
+ * computed from it has the bits it has alone.
  */
 #include "pool/generation_rig.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 /* ------------------------------------------------------------------------- memory that runs out */
@@ -305,16 +303,6 @@ static int64_t file_bytes(const char *path)
     return stat(path, &st) == 0 ? (int64_t)st.st_size : -1;
 }
 
-static void flip_bit(const char *path, int64_t at, int bit)
-{
-    unsigned char byte = 0;
-    int fd = open(path, O_RDWR);
-    CHECK(fd >= 0 && pread(fd, &byte, 1, at) == 1);
-    byte ^= (unsigned char)(1 << bit);
-    CHECK(pwrite(fd, &byte, 1, at) == 1);
-    close(fd);
-}
-
 /* A sequence that comes back from a damaged file: right as far as it goes; the rest again. */
 static int64_t come_back(gen_world *w, folio_sequence *s, const gen_request *r, int64_t len)
 {
@@ -331,83 +319,6 @@ static int64_t come_back(gen_world *w, folio_sequence *s, const gen_request *r, 
     if (info.len < len) CHECK_OK(gen_feed(&w->p, s, r, len));
     CHECK_OK(gen_feed(&w->p, s, r, len + 3));
     return len - info.len + (info.encoder_len < r->encoder_len);
-}
-
-/* One bit of the file, anywhere past the superblock's frame, while a sequence is away. */
-static void check_flips(const gen_geometry *g, int64_t flips, uint64_t seed)
-{
-    static gen_world w;
-    const gen_request *r = &w.r[0];
-    int64_t damaged = 0;
-    REQUIRE_TEST(gen_world_open(&w, g, 48, 0, FRAMES));
-    for (int64_t i = 0; i < flips && test_failures() == 0; i++) {
-        uint64_t bits = support_bits(seed, (uint64_t)i);
-        folio_sequence *s = gen_filled(&w, r, 30);
-        CHECK_OK(folio_sequence_swap_out(s, FOLIO_TIER_DISK, NULL, NULL));
-        CHECK_OK(folio_pool_forget(w.p.pool));
-        int64_t bytes = file_bytes(w.store);
-        REQUIRE_TEST(bytes > 8192);
-        flip_bit(w.store, 4096 + (int64_t)((bits >> 8) % (uint64_t)(bytes - 4096)), bits & 7);
-        damaged += come_back(&w, s, r, 30) > 0;
-        folio_sequence_destroy(s);
-        CHECK_OK(folio_pool_forget(w.p.pool));
-    }
-    folio_pool_stats t = gen_stats(&w.p);
-    CHECK_INT(t.store_warnings, damaged);
-    CHECK(damaged > 0 && damaged < flips); /* some bits are padding */
-    if (test_failures() > 0)
-        printf("  ... %s, seed %llu\n", gen_model_name(&w.m), (unsigned long long)seed);
-    gen_world_close(&w);
-}
-
-TEST(swap_faults, bits_flip_under_a_sequence)
-{
-    check_flips(&gen_small, 60, 1);
-    check_flips(&gen_windowed, 40, 2);
-    check_flips(&gen_translating, 40, 3);
-}
-
-LONG_TEST(swap_faults, many_bits_flip_under_a_sequence)
-{
-    for (uint64_t seed = 10; seed < 14; seed++) {
-        check_flips(&gen_small, 1500, seed);
-        check_flips(&gen_windowed, 1500, seed);
-        check_flips(&gen_translating, 1500, seed);
-    }
-}
-
-/* The same for cached blocks: the prefix ends before the damage, also for the next pool. */
-static void check_cached_flips(const gen_geometry *g, int64_t flips, bool reopen)
-{
-    static gen_world w;
-    const gen_request *r = &w.r[0];
-    int64_t shorter = 0;
-    REQUIRE_TEST(gen_world_open(&w, g, 48, 0, FRAMES));
-    for (int64_t i = 0; i < flips && test_failures() == 0; i++) {
-        uint64_t bits = support_bits(77, (uint64_t)i);
-        folio_sequence_destroy(gen_filled(&w, r, 36));
-        gen_lower(&w, FOLIO_TIER_DISK, 100);
-        int64_t bytes = file_bytes(w.store);
-        flip_bit(w.store, 4096 + (int64_t)((bits >> 8) % (uint64_t)(bytes - 4096)), bits & 7);
-        if (reopen) gen_pool_close(&w.p);
-        if (reopen) REQUIRE_TEST(gen_world_pool(&w, 48, 0, FRAMES));
-        gen_poison_free(&w);
-        folio_sequence *s = gen_sequence(&w, r);
-        int64_t matched = gen_match(&w, s, r, 36);
-        CHECK(matched <= 36);
-        shorter += matched < 36;
-        gen_end(&w.p, s, r);
-        CHECK_OK(folio_pool_forget(w.p.pool));
-    }
-    CHECK(shorter > 0 && shorter < flips);
-    gen_world_close(&w);
-}
-
-TEST(swap_faults, bits_flip_under_cached_blocks)
-{
-    check_cached_flips(&gen_small, 40, false);
-    check_cached_flips(&gen_small, 40, true);
-    check_cached_flips(&gen_windowed, 30, true);
 }
 
 TEST(swap_faults, files_get_shorter)
@@ -434,87 +345,4 @@ TEST(swap_faults, files_get_shorter)
         gen_model_close(&w.m);
         unlink(w.store);
     }
-}
-
-/* ----------------------------------------------------------------------------- killed processes */
-
-/* Generates for ever over the world's store, saying so with a byte after each request. */
-static void generate_for_ever(gen_world *w, const gen_geometry *g, uint64_t seed, int say)
-{
-    if (!gen_model_open(&w->m, g, 2, NULL) || !gen_world_pool(w, 24, 6, FRAMES)) _exit(1);
-    for (uint64_t i = 0;; i++) {
-        uint64_t bits = support_bits(seed, i);
-        const gen_request *r = &w->r[bits % GEN_REQUESTS];
-        folio_sequence *s = gen_sequence(w, r);
-        gen_match(w, s, r, 38);
-        CHECK_OK(gen_feed(&w->p, s, r, 37));
-        if (bits & 16u) CHECK_OK(folio_sequence_swap_out(s, FOLIO_TIER_DISK, NULL, NULL));
-        if (bits & 32u) gen_lower(w, FOLIO_TIER_HOST, 10);
-        if (bits & 16u) CHECK_OK(folio_sequence_swap_in(s, NULL, NULL));
-        CHECK_OK(gen_feed(&w->p, s, r, 39));
-        folio_sequence_destroy(s);
-        gen_lower(w, FOLIO_TIER_HOST, 100);
-        gen_lower(w, FOLIO_TIER_DISK, 100);
-        if (test_failures() > 0) _exit(1);
-        if (write(say, "x", 1) != 1) _exit(1);
-    }
-}
-
-/* A child that is killed at some moment after its first request. */
-static void kill_one(gen_world *w, const gen_geometry *g, uint64_t seed)
-{
-    int ends[2];
-    char byte;
-    REQUIRE_TEST(pipe(ends) == 0);
-    fflush(stdout);
-    pid_t child = fork();
-    REQUIRE_TEST(child >= 0);
-    if (child == 0) {
-        close(ends[0]);
-        generate_for_ever(w, g, seed, ends[1]);
-    }
-    close(ends[1]);
-    CHECK(read(ends[0], &byte, 1) == 1);
-    struct timespec pause = {.tv_nsec = (long)(support_bits(seed, 1) % 4000u) * 1000};
-    nanosleep(&pause, NULL);
-    CHECK(kill(child, SIGKILL) == 0);
-    int status = 0;
-    CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
-    close(ends[0]);
-}
-
-/* Rounds over one file, made anew now and then: what the killed one left is right, or not there. */
-static void check_killed(const gen_geometry *g, int64_t rounds, uint64_t seed)
-{
-    static gen_world w;
-    int64_t hits = 0;
-    REQUIRE_TEST(gen_world_model(&w, g, NULL));
-    for (int64_t i = 0; i < rounds && test_failures() == 0; i++) {
-        gen_model_close(&w.m); /* no threads of ours while the process forks */
-        if (i % 4 == 0) unlink(w.store);
-        kill_one(&w, g, seed + (uint64_t)i);
-        REQUIRE_TEST(gen_model_open(&w.m, g, 2, NULL));
-        REQUIRE_TEST(gen_world_pool(&w, 48, 6, FRAMES));
-        for (int j = 0; j < GEN_REQUESTS; j++) {
-            folio_sequence *s = gen_sequence(&w, &w.r[j]);
-            hits += gen_match(&w, s, &w.r[j], 38);
-            gen_end(&w.p, s, &w.r[j]);
-        }
-        gen_lower(&w, FOLIO_TIER_HOST, 100);
-        gen_pool_close(&w.p);
-    }
-    CHECK(hits > 0);
-    gen_world_close(&w);
-}
-
-TEST(swap_faults, killed_and_opened_again)
-{
-    check_killed(&gen_small, 5, 100);
-    check_killed(&gen_windowed, 5, 200);
-}
-
-LONG_TEST(swap_faults, killed_a_hundred_times)
-{
-    check_killed(&gen_small, 50, 1000);
-    check_killed(&gen_windowed, 50, 2000);
 }

@@ -1,7 +1,6 @@
 /*
  * test_swap_store.c: the file of the disk tier as a pool sees it: what one pool sent down the next
- * one finds; files of another kind are refused with a sentence and left as they are; and the events
- * of all tiers tell, at every moment, what the prefix cache holds.
+ * one finds; files of another kind are refused with a sentence.
  */
 #include "pool/generation_rig.h"
 
@@ -108,57 +107,6 @@ TEST(swap_store, hash_keys_and_sizes_of_the_next_pool)
     gen_world_close(&w);
 }
 
-/* Only the least recently used frames make room; the most recent prefix is found again. */
-TEST(swap_store, a_full_store_replaces_old_frames)
-{
-    static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &gen_small, 64, 0, 12));
-    for (int i = 0; i < GEN_REQUESTS; i++) {
-        folio_sequence_destroy(gen_filled(&w, &w.r[i], 36));
-        gen_lower(&w, FOLIO_TIER_DISK, 100);
-        CHECK_INT(gen_stats(&w.p).num_free, 64);
-    }
-    folio_pool_stats t = gen_stats(&w.p);
-    CHECK(t.store_evictions > 0 && t.store_used <= t.store_frames);
-    for (int i = GEN_REQUESTS - 1; i >= 0; i--) {
-        folio_sequence *s = gen_sequence(&w, &w.r[i]);
-        int64_t matched = gen_match(&w, s, &w.r[i], 36);
-        if (i == GEN_REQUESTS - 1) CHECK_INT(matched, 36);
-        gen_end(&w.p, s, &w.r[i]);
-    }
-    gen_world_close(&w);
-}
-
-TEST(swap_store, a_full_store_takes_all_or_nothing)
-{
-    static gen_world w;
-    REQUIRE_TEST(gen_world_model(&w, &gen_small, NULL));
-    for (int64_t frames = 2; frames <= 12; frames++) {
-        unlink(w.store);
-        REQUIRE_TEST(gen_world_pool(&w, 24, 0, frames));
-        int64_t room = gen_stats(&w.p).store_frames;
-        CHECK(room >= 1);
-        folio_sequence *a = gen_filled(&w, &w.r[0], 17), *b = NULL;
-        CHECK_OK(folio_sequence_fork(a, &b));
-        folio_status status = folio_sequence_swap_out(a, FOLIO_TIER_DISK, NULL, NULL);
-        CHECK_INT(status, room < 5 ? FOLIO_ERR_TOO_LARGE : FOLIO_OK);
-        /* Frames of a swapped sequence make no room: not for another one, not for cached blocks. */
-        status = folio_sequence_swap_out(b, FOLIO_TIER_DISK, NULL, NULL);
-        CHECK_INT(status, room < 5 ? FOLIO_ERR_TOO_LARGE : room < 10 ? FOLIO_ERR_FULL : FOLIO_OK);
-        folio_sequence_destroy(b);
-        folio_sequence *c = gen_filled(&w, &w.r[2], 26);
-        folio_sequence_destroy(c);
-        (void)folio_pool_swap_out(w.p.pool, FOLIO_TIER_DISK, 20, NULL, NULL, NULL);
-        CHECK_OK(folio_pool_check(w.p.pool));
-        if (room >= 5) CHECK_OK(folio_sequence_swap_in(a, NULL, NULL));
-        gen_check_at(a, FOLIO_SEQUENCE_RESIDENT, FOLIO_TIER_DEVICE, 17);
-        gen_end(&w.p, a, &w.r[0]);
-        gen_pool_close(&w.p);
-    }
-    gen_model_close(&w.m);
-    unlink(w.store);
-}
-
 /* ------------------------------------------------------------------------------------- refusals */
 
 static void check_refused(gen_model *m, const folio_pool_desc *desc, folio_status expected,
@@ -207,39 +155,6 @@ TEST(swap_store, files_of_others_are_refused)
     gen_world_close(&w);
 }
 
-TEST(swap_store, files_that_are_no_store_are_left_alone)
-{
-    static gen_world w;
-    REQUIRE_TEST(gen_world_model(&w, &gen_small, NULL));
-    folio_pool_desc desc = gen_world_desc(&w, 32, 0, 20);
-    char text[9000];
-    memset(text, 'x', sizeof text);
-    for (int size = 1; size <= 9000; size += 1777) {
-        FILE *file = fopen(w.store, "wb");
-        REQUIRE_TEST(file != NULL && fwrite(text, 1, (size_t)size, file) == (size_t)size);
-        fclose(file);
-        check_refused(&w.m, &desc, FOLIO_ERR_ARGUMENT, "store");
-        char back[9001];
-        file = fopen(w.store, "rb");
-        REQUIRE_TEST(file != NULL);
-        CHECK(fread(back, 1, sizeof back, file) == (size_t)size);
-        CHECK(memcmp(text, back, (size_t)size) == 0);
-        fclose(file);
-    }
-    /* An empty file is what a process killed while making it leaves. */
-    FILE *file = fopen(w.store, "wb");
-    REQUIRE_TEST(file != NULL);
-    fclose(file);
-    REQUIRE_TEST(gen_world_pool(&w, 32, 0, 20));
-    gen_pool_close(&w.p);
-    unlink(w.store);
-    desc.store_path = "/nowhere/at/all/folio.store";
-    check_refused(&w.m, &desc, FOLIO_ERR_IO, "/nowhere/at/all/folio.store");
-    desc.store_path = "/";
-    check_refused(&w.m, &desc, ANY_REFUSAL, "/");
-    gen_world_close(&w);
-}
-
 TEST(swap_store, impossible_tiers_are_refused)
 {
     static gen_world w;
@@ -274,145 +189,4 @@ TEST(swap_store, impossible_tiers_are_refused)
     CHECK(pool == NULL);
     CHECK(stat(w.store, &st) != 0);
     gen_world_close(&w);
-}
-
-/* --------------------------------------------------------------------------------------- events */
-
-enum { MAX_KNOWN = 512 };
-
-/* What the prefix cache holds, by its events only. */
-typedef struct {
-    folio_tier tier;
-    int32_t group;
-    uint64_t hash[2];
-} entry;
-
-typedef struct {
-    const gen_request *requests;
-    int32_t block_size;
-    entry known[MAX_KNOWN];
-    int64_t num_known, stored[3], removed[3];
-    struct {
-        uint64_t hash[2];
-        int64_t number; /* of the block in its sequence */
-    } chain[MAX_KNOWN];
-    int64_t num_chain;
-    int faults;
-} witness;
-
-static int64_t find_entry(const witness *w, const folio_cache_event *e)
-{
-    for (int64_t i = 0; i < w->num_known; i++) {
-        const entry *k = &w->known[i];
-        if (k->tier == e->tier && k->group == e->layer_group && memcmp(k->hash, e->hash, 16) == 0)
-            return i;
-    }
-    return -1;
-}
-
-/* The block's number, by its parent's; -1: nothing is known of that. */
-static int64_t number_of(witness *w, const folio_cache_event *e)
-{
-    int64_t number = e->parent[0] == 0 && e->parent[1] == 0 ? 0 : -1;
-    for (int64_t i = 0; i < w->num_chain; i++) {
-        if (memcmp(w->chain[i].hash, e->hash, 16) == 0) return w->chain[i].number;
-        if (memcmp(w->chain[i].hash, e->parent, 16) == 0) number = w->chain[i].number + 1;
-    }
-    if (number < 0 || w->num_chain == MAX_KNOWN) return -1;
-    memcpy(w->chain[w->num_chain].hash, e->hash, 16);
-    w->chain[w->num_chain++].number = number;
-    return number;
-}
-
-static void on_event(void *user, const folio_cache_event *e)
-{
-    witness *w = user;
-    int64_t at = find_entry(w, e);
-    if (e->struct_size != sizeof *e || e->tier < 0 || e->tier > FOLIO_TIER_DISK) w->faults++;
-    if ((e->tier == FOLIO_TIER_DISK) != (e->block == -1)) w->faults++;
-    if (e->kind == FOLIO_EVENT_STORED) {
-        if (at >= 0 || w->num_known == MAX_KNOWN) {
-            w->faults++;
-            return;
-        }
-        entry *k = &w->known[w->num_known++];
-        *k = (entry){.tier = e->tier, .group = e->layer_group};
-        memcpy(k->hash, e->hash, 16);
-        w->stored[e->tier]++;
-    } else {
-        if (at < 0) w->faults++;
-        else w->known[at] = w->known[--w->num_known];
-        w->removed[e->tier]++;
-    }
-    if (e->token_ids == NULL) return; /* on disk, where nobody looked yet */
-    int64_t number = number_of(w, e);
-    bool right = false;
-    if (number >= 0 && e->num_tokens == w->block_size)
-        for (int i = 0; i < GEN_REQUESTS; i++)
-            right = right || memcmp(w->requests[i].tokens + number * w->block_size, e->token_ids,
-                                    (size_t)w->block_size * 4) == 0;
-    if (!right) w->faults++;
-}
-
-static int64_t count_known(const witness *w, folio_tier tier)
-{
-    int64_t n = 0;
-    for (int64_t i = 0; i < w->num_known; i++) n += w->known[i].tier == tier;
-    return n;
-}
-
-/* With nothing held and no sequence on disk, the counts are those of the tiers. */
-static void check_witness(gen_world *w, const witness *seen)
-{
-    folio_pool_stats t = gen_stats(&w->p);
-    CHECK_INT(seen->faults, 0);
-    CHECK_INT(t.num_used, 0);
-    CHECK_INT(count_known(seen, FOLIO_TIER_DEVICE), t.num_cached);
-    CHECK_INT(count_known(seen, FOLIO_TIER_HOST), t.host_cached);
-    CHECK_INT(count_known(seen, FOLIO_TIER_DISK), t.store_used);
-    CHECK_OK(folio_pool_check(w->p.pool));
-}
-
-TEST(swap_store, events_tell_what_each_tier_holds)
-{
-    static gen_world w;
-    static witness seen;
-    for (int g = 0; g < COUNT_OF(geometries); g++) {
-        REQUIRE_TEST(gen_world_model(&w, geometries[g], NULL));
-        folio_pool_desc desc = gen_world_desc(&w, 40, 16, 20);
-        desc.on_event = on_event;
-        desc.event_user = &seen;
-        for (int life = 0; life < 2; life++) {
-            seen = (witness){.requests = w.r, .block_size = geometries[g]->block_size};
-            REQUIRE_TEST(gen_pool_open(&w.p, &w.m, &desc, NULL));
-            check_witness(&w, &seen);
-            if (life == 1) CHECK(count_known(&seen, FOLIO_TIER_DISK) > 0);
-            for (int i = 0; i < 3 * GEN_REQUESTS; i++) {
-                const gen_request *r = &w.r[i % GEN_REQUESTS];
-                folio_sequence *s = gen_sequence(&w, r);
-                gen_match(&w, s, r, 38);
-                CHECK_OK(gen_feed(&w.p, s, r, 39));
-                if (i % 3 == 1) {
-                    CHECK_OK(folio_sequence_swap_out(s, i % 2 ? FOLIO_TIER_HOST : FOLIO_TIER_DISK,
-                                                     NULL, NULL));
-                    if (i % 4 != 1) CHECK_OK(folio_sequence_swap_in(s, NULL, NULL));
-                }
-                folio_sequence_destroy(s);
-                check_witness(&w, &seen);
-                gen_lower(&w, FOLIO_TIER_HOST, 5);
-                check_witness(&w, &seen);
-                gen_lower(&w, FOLIO_TIER_DISK, 4);
-                check_witness(&w, &seen);
-            }
-            for (int tier = 0; tier < 3; tier++)
-                CHECK(seen.stored[tier] > 0 && seen.removed[tier] > 0);
-            if (life == 1) {
-                CHECK_OK(folio_pool_forget(w.p.pool));
-                check_witness(&w, &seen);
-                CHECK_INT(seen.num_known, 0);
-            }
-            gen_pool_close(&w.p);
-        }
-        gen_world_close(&w);
-    }
 }
