@@ -1,7 +1,8 @@
 #!/bin/sh
-# test-python.sh [--quick]: the tests of the Python package in python/, installed from a wheel, in a virtual environment
-# made here; --quick leaves those marked slow out. Without it, those of folio.transformers once more with the newest
-# transformers. Then README's picture: it must be what the package draws. Then the engine example, rotary embedding,
+# test-python.sh [--quick | --environment]: the tests of the Python package in python/, installed from a wheel, in a
+# virtual environment made here. --quick leaves those marked slow out. --environment makes the environment only. With
+# neither, those of folio.transformers once more with the newest transformers. Then README's picture: it must be what the
+# package draws. Then the engine example, rotary embedding,
 # latent attention, the reference backend and the vLLM 0.6 layer against PyTorch in float64, live (rotary embedding
 # against the code of transformers too): configurations drawn with a new seed each time, through the same tests that read
 # the committed golden files. And the headers by cffi, unedited: tests/api/clients/cffi_client.py.
@@ -61,10 +62,7 @@ find_tests() {
 command -v "$python" > /dev/null 2>&1 ||
     fail "$python is missing; install Python 3 (Debian: apt-get install python3 python3-venv)"
 
-sh scripts/build.sh release folio_tests example_engine
-tests=$(find_tests)
-[ -n "$tests" ] || fail "the build left no folio_tests under build/"
-
+mkdir -p build
 if ! has_packages; then
     if ! make_venv && [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null 2>&1; then
         apt-get update -qq && apt-get install -y -qq python3-venv > /dev/null
@@ -78,6 +76,12 @@ if ! has_packages; then
     pip_install "$venv" "torch==$torch" "transformers==$transformers" $packages ||
         fail "pip could not install torch==$torch, transformers==$transformers, $packages"
 fi
+
+[ "${1:-}" != --environment ] || exit 0
+
+sh scripts/build.sh release folio_tests example_engine
+tests=$(find_tests)
+[ -n "$tests" ] || fail "the build left no folio_tests under build/"
 
 # The package, from a wheel. What was compiled before is not compiled again.
 install_package() {

