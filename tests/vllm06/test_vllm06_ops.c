@@ -1,736 +1,360 @@
 /*
- * test_vllm06_ops.c: the plain operators over x-packed caches. reshape_and_cache writes the layout
- * byte for byte; paged_attention v1 and v2 agree with each other and with dense attention in
- * double, for every head size and block size the originals list.
+ * test_vllm06_ops.c: the plain operators, over the rig's steps: reshape_and_cache leaves the image of the layout byte
+ * for byte; paged_attention v1, v2 and each partition of v2 give what dense attention gives. xformers stands for
+ * x-packed caches, ipex for those with x = 1; K and V are two tensors.
  */
-#include "vllm06/vllm06_ops_bed.h"
+#include "vllm06/vllm06_rig.h"
 
 #include <math.h>
-#include <stdlib.h>
 
-/* Lengths around a block, a partition and two of them; 0 is padding. */
-static const int32_t long_lens[SEQS] = {LONGEST, 0, 512, 513, 9};
-static const int32_t short_lens[SEQS] = {530, 0, 16, 17, 1};
+enum { SEQS = 5, LONGEST = 1100, ROWS = SEQS * 4, MAX_PARTS = 4 };
+enum { SUMS, TOPS, TMP, NUM_SCRATCH };
+static support_buffer scratch[NUM_SCRATCH]; /* exp_sums, max_logits, tmp_out */
 
-static const int32_t head_sizes[] = {32, 64, 80, 96, 112, 120, 128, 192, 256};
-static const int32_t block_sizes[] = {8, 16, 32};
-
-static void each_size(folio_vllm06_state *state, folio_dtype kv, bool ipex, bool alibi)
+/* Runs the body as both, or as xformers, with scratch for all sizes. */
+static void with_scratch(v06_body body, bool both)
 {
-    int32_t x = ipex ? 1 : 16 / (int32_t)folio_dtype_size(kv);
-    for (int s = 0; s < COUNT_OF(head_sizes); s++) {
-        if (head_sizes[s] % x != 0) continue;
-        for (int k = 0; k < COUNT_OF(block_sizes); k++) {
-            bed b;
-            bed_open(&b, state, kv, x, head_sizes[s], block_sizes[k], short_lens);
-            b.alibi = alibi;
-            bed_check(&b, 2);
-            bed_close(&b);
-        }
+    for (int i = 0; i < NUM_SCRATCH; i++)
+        scratch[i] = support_buffer_make(ROWS * MAX_PARTS * (i == TMP ? 256 : 1) * sizeof(float));
+    v06_on_one("xformers", body);
+    if (both) v06_on_one("ipex", body);
+    for (int i = 0; i < NUM_SCRATCH; i++) support_buffer_free(&scratch[i]);
+}
+
+#define OPS_TEST_(name, both)                                                                      \
+    static void name(v06 *r);                                                                      \
+    TEST(vllm06_ops, name) { with_scratch(name, both); }                                           \
+    static void name(v06 *r)
+#define OPS_TEST(name) OPS_TEST_(name, false)
+#define OPS_TEST_OF_BOTH(name) OPS_TEST_(name, true)
+
+/* ---------------------------------------------------------------------------- reshape_and_cache */
+
+static folio_vllm06_kv_cache cache_of(const v06 *r) { return v06_in_two(&r->kv[0]); }
+
+/* Of the step's keys and values. */
+static folio_vllm06_reshape_and_cache_args store_arguments(v06 *r)
+{
+    const folio_vllm06_forward_args a = v06_args(r, DECODER);
+    return FOLIO_WITH(folio_vllm06_reshape_and_cache_args, .key = a.key.data, .value = a.value.data,
+                      .dtype = r->d.dtype, .x = (int32_t)r->x, .num_tokens = a.key.tokens,
+                      .key_stride = a.key.token_stride, .value_stride = a.value.token_stride,
+                      .slot_mapping = r->slots, .k_scale = r->k_scale, .v_scale = r->v_scale);
+}
+
+static void store(v06 *r, const v06_seq *seqs, int n)
+{
+    v06_fields(r, seqs, n);
+    const folio_vllm06_reshape_and_cache_args a = store_arguments(r);
+    const folio_vllm06_kv_cache c = cache_of(r);
+    CHECK_OK(folio_vllm06_reshape_and_cache(r->state, &a, &c, NULL));
+    v06_expect_stored(r, DECODER);
+    v06_check_images(r);
+}
+
+static const v06_seq two_prompts[] = {{0, true, 13, 13, 0}, {1, true, 8, 8, 0}};
+
+/* Rows of every type, side by side and at strides of their own. Slot -1 stores nothing, and of several tokens in one
+ * slot the last is kept. */
+OPS_TEST_OF_BOTH(reshape_and_cache)
+{
+    static const folio_dtype dtypes[] = {FOLIO_F32, FOLIO_F16, FOLIO_BF16};
+    static const char *const names[] = {"auto", "fp8", "fp8_e5m2"};
+    for (int i = 0; i < 18; i++) {
+        v06_reset(r);
+        r->d.dtype = dtypes[i % 3];
+        r->d.kv_cache_dtype = names[i / 3 % 3];
+        r->strided = i >= 9;
+        if (i / 3 % 3 == 1) r->k_scale = 0.5f; /* 0 is 1 */
+        if (i / 3 % 3 == 2) r->v_scale = 0.0625f;
+        v06_fields(r, two_prompts, 2);
+        r->slots[5] = -1;
+        r->slots[17] = r->slots[20] = r->slots[2];
+        folio_vllm06_reshape_and_cache_args a = store_arguments(r);
+        const folio_vllm06_kv_cache c = cache_of(r);
+        if (r->x != 1 && i % 2) a.x = 0; /* 16 / bytes */
+        CHECK_OK(folio_vllm06_reshape_and_cache(r->state, &a, &c, NULL));
+        v06_expect_stored(r, DECODER);
+        v06_check_images(r);
     }
-}
-
-/* Sizes that the originals' kernels did not have; v1 also takes blocks that do not divide a partition. Scale 0 is the
- * usual one. */
-static void other_sizes(folio_vllm06_state *state)
-{
-    static const int32_t few[SEQS] = {9, 0, 16, 1, 3}; /* more sequences than blocks in a row */
-    static const struct {
-        int32_t block_size;
-        const int32_t *lens;
-        int last;
-        bool no_scale;
-    } cases[] = {{64, short_lens, 2, false},
-                 {24, short_lens, 1, false},
-                 {16, few, 2, false},
-                 {16, few, 2, true}};
-    for (int i = 0; i < COUNT_OF(cases); i++) {
-        bed b;
-        bed_open(&b, state, FOLIO_F32, 4, 40, cases[i].block_size, cases[i].lens);
-        b.no_scale = cases[i].no_scale;
-        if (b.no_scale) b.scale = 1.0f / sqrtf(40.0f);
-        bed_check(&b, cases[i].last);
-        bed_close(&b);
-    }
-}
-
-OPS_TEST(paged_attention_sizes)
-{
-    each_size(state, FOLIO_F32, false, false);
-    other_sizes(state);
-}
-
-OPS_TEST(paged_attention_alibi) { each_size(state, FOLIO_F32, false, true); }
-OPS_TEST(paged_attention_x_1) { each_size(state, FOLIO_F32, true, false); }
-
-OPS_TEST(paged_attention_fp8)
-{
-    each_size(state, FOLIO_FP8_E4M3, false, true);
-    each_size(state, FOLIO_FP8_E5M2, false, false);
-    for (int i = 0; i < 2; i++) { /* a scale of 0 is 1 */
-        bed b;
-        bed_open(&b, state, FOLIO_FP8_E4M3, 16, 32, 8, short_lens);
-        *(i ? &b.v_scale : &b.k_scale) = 0;
-        bed_check(&b, 2);
-        bed_close(&b);
-    }
-}
-
-/* Padding alone, max_seq_len 0: one partition, which is empty, and rows of zeros. */
-static void no_keys_at_all(folio_vllm06_state *state)
-{
-    static const int32_t no_lens[SEQS] = {0};
-    bed b;
-    bed_open(&b, state, FOLIO_F32, 4, 32, 8, short_lens);
-    for (int v = 1; v <= 2; v++) {
-        folio_vllm06_paged_attention_args a = bed_arguments(&b);
-        a.seq_lens = no_lens;
-        a.max_seq_len = 0;
-        CHECK_OK(bed_run(&b, v, &a, &b.c, NULL));
-        const float *out = b.out.data, *sums = b.sums.data, *tops = b.tops.data;
-        for (int k = 0; k < SEQS * HEADS * 32; k++) CHECK(out[k] == 0.0f);
-        for (int k = 0; v == 2 && k < SEQS * HEADS; k++) CHECK(sums[k] == 0.0f);
-        CHECK(support_is_poison(sums + SEQS * HEADS, sizeof *sums));
-        CHECK(support_is_poison(tops + SEQS * HEADS, sizeof *tops));
-    }
-    bed_close(&b);
-}
-
-OPS_TEST(paged_attention_partitions)
-{
-    no_keys_at_all(state);
-    static const folio_dtype kvs[] = {FOLIO_F32, FOLIO_FP8_E4M3};
-    CHECK_INT(FOLIO_VLLM06_PARTITION_SIZE, 512);
-    for (int i = 0; i < 4; i++) {
-        bed b;
-        int32_t x = 16 / (int32_t)folio_dtype_size(kvs[i / 2]);
-        bed_open(&b, state, kvs[i / 2], x, 32, i % 2 ? 8 : 32, long_lens);
-        b.alibi = i % 2;
-        if (i == 1) b.max_seq_len = 2000; /* one partition more than the longest needs */
-        if (i == 2) b.max_seq_len = 3 * FOLIO_VLLM06_PARTITION_SIZE; /* none more */
-        bed_check(&b, 2);
-        bed_close(&b);
-    }
-}
-
-/* The state's plan follows what a call is given: lengths and blocks that changed in place, and other caches. */
-OPS_TEST(paged_attention_plans_anew)
-{
-    bed b, other;
-    bed_open(&b, state, FOLIO_F32, 4, 32, 8, short_lens);
-    bed_open(&other, state, FOLIO_F32, 4, 32, 8, short_lens);
-    bed_check(&b, 2);
-    bed_check(&other, 2);
-    b.lens[0]--; /* one key less, of the same blocks */
-    bed_check(&b, 2);
-    int32_t *blocks = b.tables, first = blocks[0];
-    blocks[0] = blocks[1]; /* keys in another order */
-    blocks[1] = first;
-    bed_check(&b, 2);
-    b.max_seq_len = 1200; /* a partition more, without keys */
-    bed_check(&b, 2);
-    bed_check(&other, 2);
-    b.tables[0] = (int32_t)b.c.num_blocks;
-    folio_vllm06_paged_attention_args a = bed_arguments(&b);
-    bed_check(&other, 1); /* what was refused is refused again, and harms no call before or after */
-    for (int i = 0; i < 2; i++)
-        REJECTED(folio_vllm06_paged_attention_v1(state, &a, &b.c, NULL), "block_table");
-    bed_check(&other, 1);
-    bed_close(&b);
-    bed_close(&other);
-}
-
-/* Sequences that share all their blocks, as forks do: reading needs no block of one's own. */
-OPS_TEST(paged_attention_shared_blocks)
-{
-    enum { SIZE = 64, N = HEADS * SIZE };
-    static const int32_t lens[SEQS] = {LONGEST, LONGEST};
-    bed b;
-    double expected[SIZE];
-    bed_open(&b, state, FOLIO_F32, 4, SIZE, 16, long_lens);
-    memcpy(b.tables + b.row_blocks, b.tables, (size_t)b.row_blocks * sizeof *b.tables);
-    memcpy((float *)b.query + N, b.query, N * sizeof(float));
-    for (int v = 1; v <= 2; v++) {
-        folio_vllm06_paged_attention_args a = bed_arguments(&b);
-        const float *out = b.out.data;
-        a.num_seqs = 2;
-        a.seq_lens = lens;
-        CHECK_OK(bed_run(&b, v, &a, &b.c, NULL));
-        CHECK(memcmp(out, out + N, N * sizeof *out) == 0);
-        for (int64_t k = 0; k < N; k++) {
-            if (k % SIZE == 0) bed_dense(&b, 0, k / SIZE, expected);
-            CHECK(fabs((double)out[k] - expected[k % SIZE]) < 1e-5);
-        }
-    }
-    bed_close(&b);
-}
-
-/* Each partition with keys is in its place of tmp_out, in the type of query. */
-static void check_half_partitions(const bed *b, double budget)
-{
-    int64_t parts = bed_num_parts(b), size = b->c.head_size;
-    double own[128];
-    for (int64_t row = 0; row < SEQS * HEADS; row++)
-        for (int64_t p = 0; p < parts; p++) {
-            int64_t first = p * FOLIO_VLLM06_PARTITION_SIZE, n = b->lens[row / HEADS];
-            int64_t end = first + FOLIO_VLLM06_PARTITION_SIZE;
-            if (n <= first) continue;
-            (void)bed_dense_keys(b, row / HEADS, row % HEADS, first, n < end ? n : end, own);
-            for (int64_t d = 0; d < size; d++) {
-                uint32_t bits = kit_get(b->dtype, b->tmp.data, (row * parts + p) * size + d);
-                CHECK(fabs(kit_decode(b->dtype, bits) - own[d]) <= budget);
-            }
-        }
-    CHECK(support_buffer_guards_hold(&b->tmp));
-}
-
-/* In the 16-bit types v1 and v2 differ from the reference by no more than the type's spacing. */
-OPS_TEST(paged_attention_half)
-{
-    static const folio_dtype dtypes[] = {FOLIO_F16, FOLIO_BF16};
-    for (int i = 0; i < 2; i++) {
-        bed b;
-        double budget = i ? 0x1p-8 : 0x1p-10, out[128], largest = 2.0;
-        bed_open(&b, state, dtypes[i], 8, 128, 16, long_lens);
-        b.dtype = dtypes[i];
-        float *q = b.query;
-        uint16_t *half = malloc((size_t)SEQS * HEADS * 128 * 2);
-        if (half == NULL) abort();
-        for (int64_t k = 0; k < SEQS * HEADS * 128; k++) {
-            uint32_t bits = kit_encode(b.dtype, (double)q[k]);
-            half[k] = (uint16_t)bits;
-            q[k] = (float)kit_decode(b.dtype, bits);
-        }
-        for (int v = 1; v <= 2; v++) {
-            folio_vllm06_paged_attention_args a = bed_arguments(&b);
-            a.query = half;
-            CHECK_OK(bed_run(&b, v, &a, &b.c, NULL));
-            if (v == 2) check_half_partitions(&b, budget * largest);
-            for (int64_t row = 0; row < SEQS * HEADS; row++) {
-                bed_dense(&b, row / HEADS, row % HEADS, out);
-                for (int64_t d = 0; d < 128; d++) {
-                    uint32_t bits = kit_get(b.dtype, b.out.data, row * 128 + d);
-                    double got = kit_decode(b.dtype, bits);
-                    CHECK_MSG(fabs(got - out[d]) <= budget * largest, "v%d: %g, expected %g", v,
-                              got, out[d]);
-                }
-            }
-        }
-        free(half);
-        bed_close(&b);
-    }
-}
-
-/* Queries as they come out of a fused projection: v1 and v2 give the bits of dense ones. */
-OPS_TEST(paged_attention_query_stride)
-{
-    enum { WIDTH = HEADS * 32, STRIDE = 2 * WIDTH + 4 };
-    static float fused[SEQS * STRIDE], rows[SEQS * WIDTH];
-    bed b;
-    bed_open(&b, state, FOLIO_F32, 4, 32, 8, short_lens);
-    memset(fused, 0xFF, sizeof fused);
-    for (int64_t i = 0; i < SEQS; i++)
-        memcpy(fused + i * STRIDE, (const float *)b.query + i * WIDTH, WIDTH * sizeof *fused);
-    for (int v = 1; v <= 2; v++)
-        for (int strided = 0; strided < 2; strided++) {
-            folio_vllm06_paged_attention_args a = bed_arguments(&b);
-            if (strided) a.query = fused;
-            if (strided) a.query_stride = STRIDE;
-            CHECK_OK(bed_run(&b, v, &a, &b.c, NULL));
-            if (!strided) memcpy(rows, b.out.data, sizeof rows);
-            else CHECK(memcmp(rows, b.out.data, sizeof rows) == 0);
-        }
-    static const int64_t bad[] = {-1, 31, WIDTH - 1, INT64_MAX};
-    for (int i = 0; i <= COUNT_OF(bad); i++) {
-        folio_vllm06_paged_attention_args a = bed_arguments(&b);
-        a.query = fused;
-        a.query_stride = i < COUNT_OF(bad) ? bad[i] : STRIDE;
-        /* in place only where query is dense, as out is */
-        if (i == COUNT_OF(bad)) a.query = b.out.data;
-        const char *words = i < COUNT_OF(bad) ? "token_stride" : "share memory";
-        if (i == COUNT_OF(bad) && strcmp(backend, "cuda") == 0) continue;
-        for (int v = 1; v <= 2; v++) REJECTED(bed_run(&b, v, &a, &b.c, NULL), words);
-        CHECK(bed_is_untouched(&b));
-    }
-    bed_close(&b);
-}
-
-/* Rows in the 16-bit types, into caches of the same type and of fp8. */
-static void store_half_rows(folio_vllm06_state *state)
-{
-    enum { SIZE = 32, WIDTH = KV_HEADS * SIZE, TOKENS = 3 };
-    static const folio_dtype dtypes[] = {FOLIO_F16, FOLIO_BF16};
-    static const int64_t slots[TOKENS] = {5, 0, 9};
-    for (int i = 0; i < 4; i++) {
-        folio_dtype dtype = dtypes[i / 2], kv = i % 2 ? FOLIO_FP8_E4M3 : dtype;
-        uint16_t rows[2][TOKENS * WIDTH];
-        bed b;
-        bed_open(&b, state, kv, 16 / (int32_t)folio_dtype_size(kv), SIZE, 8, short_lens);
-        if (i == 1) b.k_scale = b.v_scale = 0; /* 1 */
-        for (int part = 0; part < 2; part++)
-            for (int64_t e = 0; e < TOKENS * WIDTH; e++)
-                rows[part][e] = (uint16_t)kit_encode(dtype, (double)b.rows[part][e]);
-        CHECK_OK(bed_store(&b, rows[0], rows[1], dtype, TOKENS, 0, 0, slots, NULL));
-        for (int part = 0; part < 2; part++)
-            for (int64_t e = 0; e < TOKENS * WIDTH; e++) {
-                float scale = part ? b.v_scale : b.k_scale;
-                double x = kit_decode(dtype, rows[part][e]) / (scale > 0 ? (double)scale : 1.0);
-                int64_t at = bed_place(&b, part, slots[e / WIDTH], e / SIZE % KV_HEADS, e % SIZE);
-                CHECK(kit_get(kv, part ? b.v.data : b.k.data, at) == kit_encode(kv, x));
-            }
-        bed_close(&b);
-    }
-}
-
-/* Every byte of both caches: what the layout says for a stored slot, NaN elsewhere. */
-OPS_TEST(reshape_and_cache)
-{
-    for (int i = 0; i < SUPPORT_NUM_KV_DTYPES * 2; i++) {
-        folio_dtype kv = support_kv_dtypes[i / 2];
-        if (kv == FOLIO_INT8) continue;
-        bed b;
-        bed_open(&b, state, kv, i % 2 ? 1 : 16 / (int32_t)folio_dtype_size(kv), 64, 8, short_lens);
-        for (int part = 0; part < 2; part++) {
-            support_buffer *cache = part ? &b.v : &b.k;
-            unsigned char *image = malloc(cache->bytes);
-            if (image == NULL) abort();
-            memset(image, 0xFF, cache->bytes);
-            float scale = part ? b.v_scale : b.k_scale;
-            for (int64_t s = 0; s < SEQS; s++)
-                for (int64_t e = 0; e < (int64_t)b.lens[s] * KV_HEADS * 64; e++) {
-                    int64_t t = e / (KV_HEADS * 64), h = e / 64 % KV_HEADS, d = e % 64;
-                    double x = (double)b.rows[part][bed_row_at(&b, s, 0) + e];
-                    kit_set(kv, image, bed_place(&b, part, bed_slot_at(&b, s, t), h, d),
-                            kit_encode(kv, x / (scale > 0 ? (double)scale : 1.0)));
-                }
-            CHECK(memcmp(image, cache->data, cache->bytes) == 0);
-            free(image);
-        }
-        bed_close(&b);
-    }
-    store_half_rows(state);
-}
-
-/* A slot that several tokens name holds the last of them. */
-OPS_TEST(reshape_and_cache_last_token)
-{
-    enum { SIZE = 32, WIDTH = KV_HEADS * SIZE, TOKENS = 6 };
-    static float k[TOKENS * WIDTH], v[TOKENS * WIDTH];
-    static const int64_t slots[TOKENS] = {5, 9, 5, -1, 9, 0}, last[] = {2, 4, 5};
-    support_fill(k, COUNT_OF(k), 8, 1.0f);
-    support_fill(v, COUNT_OF(v), 9, 1.0f);
-    bed b;
-    bed_open(&b, state, FOLIO_F32, 4, SIZE, 8, short_lens);
-    CHECK_OK(bed_store(&b, k, v, FOLIO_F32, TOKENS, 0, 0, slots, NULL));
-    for (int i = 0; i < COUNT_OF(last); i++)
-        for (int64_t e = 0; e < WIDTH; e++) {
-            int64_t t = last[i];
-            CHECK(bed_stored(&b, 0, slots[t], e / SIZE, e % SIZE) == (double)k[t * WIDTH + e]);
-            CHECK(bed_stored(&b, 1, slots[t], e / SIZE, e % SIZE) == (double)v[t * WIDTH + e]);
-        }
-    bed_close(&b);
-}
-
-/* Strided rows as they come out of a fused projection, of keys and of values by another stride; slot -1 stores
- * nothing. */
-OPS_TEST(reshape_and_cache_strides)
-{
-    enum { SIZE = 32, WIDTH = KV_HEADS * SIZE, STRIDE = 3 * WIDTH, V_STRIDE = 2 * WIDTH };
-    static float qk[4 * STRIDE], v[4 * V_STRIDE];
-    static const int64_t slots[] = {5, -1, 0, 9};
-    support_fill(qk, COUNT_OF(qk), 8, 1.0f);
-    support_fill(v, COUNT_OF(v), 9, 1.0f);
-    bed b;
-    bed_open(&b, state, FOLIO_F32, 4, SIZE, 8, short_lens);
-    support_buffer_poison(&b.k);
-    support_buffer_poison(&b.v);
-    CHECK_OK(bed_store(&b, qk + WIDTH, v + WIDTH, FOLIO_F32, 4, STRIDE, V_STRIDE, slots, NULL));
-    int64_t written[2] = {0, 0};
-    for (int64_t t = 0; t < 4; t++)
-        for (int64_t e = 0; e < WIDTH && slots[t] >= 0; e++) {
-            CHECK(bed_stored(&b, 0, slots[t], e / SIZE, e % SIZE) ==
-                  (double)qk[t * STRIDE + WIDTH + e]);
-            CHECK(bed_stored(&b, 1, slots[t], e / SIZE, e % SIZE) ==
-                  (double)v[t * V_STRIDE + WIDTH + e]);
-        }
-    for (size_t i = 0; i < b.k.bytes / 4; i++) {
-        written[0] += !support_is_poison((const char *)b.k.data + 4 * i, 4);
-        written[1] += !support_is_poison((const char *)b.v.data + 4 * i, 4);
-    }
-    CHECK(written[0] == 3 * WIDTH && written[1] == 3 * WIDTH);
-    bed_close(&b);
-}
-
-static bool same_block(const bed *a, int64_t from, const bed *b, int64_t to)
-{
-    size_t n = (size_t)(a->c.block_size * KV_HEADS * a->c.head_size) * folio_dtype_size(a->c.dtype);
-    return memcmp((char *)a->k.data + (size_t)from * n, (char *)b->k.data + (size_t)to * n, n) ==
-               0 &&
-           memcmp((char *)a->v.data + (size_t)from * n, (char *)b->v.data + (size_t)to * n, n) == 0;
-}
-
-/* Fills each block, keys apart from values, with a byte of its own; then is block i what block `from` was? */
-static bool is_filled(const bed *b, int64_t i, int64_t from, bool fill)
-{
-    size_t n = (size_t)(b->c.block_size * b->c.num_kv_heads * b->c.head_size) *
-               folio_dtype_size(b->c.dtype);
-    bool same = true;
-    for (int part = 0; part < 2; part++) {
-        char *block = (char *)(part ? b->v.data : b->k.data) + (size_t)i * n;
-        char byte = (char)((from + 100 * part) % 251);
-        if (fill) memset(block, byte, n);
-        same &= block[0] == byte && memcmp(block, block + 1, n - 1) == 0;
-    }
-    return same;
-}
-
-/* Pairs that every move refuses, of caches with `last` + 1 blocks; within one cache also a chain. */
-static void bad_pairs(folio_vllm06_state *state, const folio_vllm06_kv_cache *from,
-                      const folio_vllm06_kv_cache *to, int64_t last)
-{
-    const struct {
-        folio_block_pair pairs[2];
-        const char *words;
-        bool chain;
-    } bad[] = {{{{last, 3}, {last + 1, 4}}, "(from)[1]|outside [0,", false},
-               {{{last, 3}, {-1, 4}}, "(from)[1] = -1 is outside [0,", false},
-               {{{last, 3}, {last - 1, -1}}, "(to)[1] = -1 is outside [0,", false},
-               {{{last, 3}, {2, last + 1}}, "(to)[1]|outside [0,", false},
-               {{{last, 3}, {last - 1, 3}}, "(to)[1] = 3 is written twice", false},
-               {{{last, 3}, {3, 4}}, "block 3 is both read and written", true},
-               {{{3, 4}, {last, 3}}, "block 3 is both read and written", true},
-               {{{last, 3}, {3, last}}, "is both read and written", true}};
-    for (int i = 0; i < COUNT_OF(bad); i++) {
-        if (bad[i].chain && from != to) continue;
-        REJECTED(folio_vllm06_swap_blocks(state, from, to, bad[i].pairs, 2, NULL), bad[i].words);
-        if (from == to)
-            REJECTED(folio_vllm06_copy_blocks(state, from, 1, bad[i].pairs, 2, NULL), bad[i].words);
-    }
-}
-
-OPS_TEST(copy_blocks)
-{
-    bed a, b;
-    bed_open(&a, state, FOLIO_BF16, 8, 64, 8, short_lens);
-    bed_open(&b, state, FOLIO_BF16, 8, 64, 8, short_lens);
-    for (int64_t i = 0; i < b.c.num_blocks; i++) is_filled(&b, i, i, true);
-    int64_t last = a.c.num_blocks - 1;
-    const folio_block_pair pairs[] = {{last, 1}, {last, 0}, {last - 1, 2}}, one[] = {{last, 5}};
-    folio_vllm06_kv_cache caches[] = {a.c, b.c};
-    CHECK(!same_block(&a, last, &a, 1));
-    CHECK_OK(folio_vllm06_copy_blocks(state, caches, 2, pairs, 3, NULL));
-    for (int i = 0; i < 3; i++) CHECK(same_block(&a, pairs[i].from, &a, pairs[i].to));
-    for (int64_t i = 0; i <= last; i++) /* and no other block */
-        CHECK(is_filled(&b, i, i < 2 ? last : i == 2 ? last - 1 : i, false));
-    CHECK_OK(folio_vllm06_copy_blocks(state, caches, 1, one, 1, NULL)); /* a list that goes on */
-    CHECK_OK(folio_vllm06_copy_blocks(state, NULL, 0, one, 1, NULL));   /* and none at all */
-    CHECK(same_block(&a, last, &a, 5) && is_filled(&b, 5, 5, false));
-    bad_pairs(state, &a.c, &a.c, last);
-    REJECTED(folio_vllm06_copy_blocks(state, NULL, 2, pairs, 1, NULL), "NULL");
-    REJECTED(folio_vllm06_copy_blocks(NULL, caches, 2, pairs, 1, NULL), "state");
-    static const int64_t bad_counts[] = {-1, INT64_MAX};
-    for (int i = 0; i < 2; i++)
-        REJECTED(folio_vllm06_copy_blocks(state, caches, bad_counts[i], pairs, 1, NULL),
-                 "num_caches is outside [0, 2147483647]");
-    const folio_block_pair fresh[] = {{last, 3}};
-    caches[1].value_cache = NULL;
-    REJECTED(folio_vllm06_copy_blocks(state, caches, 2, fresh, 1, NULL),
-             "K and V in one allocation");
-    for (int i = 0; i < 2; i++) {
-        caches[0] = a.c;
-        caches[1] = b.c;
-        caches[i].num_blocks--;
-        REJECTED(folio_vllm06_copy_blocks(state, caches, 2, fresh, 1, NULL),
-                 i ? "caches[1] has 339 blocks, kv_caches[0] 340"
-                   : "caches[1] has 340 blocks, kv_caches[0] 339");
-    }
-    CHECK(!same_block(&a, last, &a, 3) && !same_block(&a, last - 1, &a, 3));
-    bed_close(&a);
-    bed_close(&b);
-}
-
-/* Caches that share a part of their memory, in any shape: a of the caches is apart, b has last + 1 blocks. */
-static void swap_overlapping(const bed *a, const bed *b, int64_t last, size_t block)
-{
-    const folio_block_pair one[] = {{2, 6}}, zero[] = {{0, 0}};
-    folio_vllm06_kv_cache bad[7];
-    for (int i = 0; i < 7; i++) bad[i] = b->c;
-    bad[0].num_blocks--;
-    bad[1].value_cache = a->v.data;
-    bad[2].head_size /= 2;
-    bad[3].num_kv_heads /= 2;
-    bad[4].block_size /= 2;
-    bad[5].dtype = FOLIO_BF16;
-    bad[6].key_cache = a->k.data;
-    for (int i = 0; i < 7; i++)
-        REJECTED(folio_vllm06_swap_blocks(b->state, &b->c, &bad[i], one, 1, NULL),
-                 i == 6 ? "dst value_cache and src value_cache share memory"
-                        : "dst key_cache and src key_cache share memory");
-    for (int i = 0; i < 4; i++) { /* the last block of one is all of the other */
-        folio_vllm06_kv_cache other = b->c;
-        other.num_blocks = 1;
-        other.bytes = block;
-        other.key_cache = i < 2 ? (char *)b->k.data + (size_t)last * block : a->k.data;
-        other.value_cache = i < 2 ? a->v.data : (char *)b->v.data + (size_t)last * block;
-        REJECTED(folio_vllm06_swap_blocks(b->state, i % 2 ? &other : &b->c, i % 2 ? &b->c : &other,
-                                          zero, 1, NULL),
-                 i < 2 ? "dst key_cache and src key_cache share memory"
-                       : "dst value_cache and src value_cache share memory");
-    }
-    CHECK(!same_block(b, 2, b, 6));
-}
-
-OPS_TEST(swap_blocks)
-{
-    bed a, b;
-    bed_open(&a, state, FOLIO_F16, 8, 64, 8, short_lens);
-    bed_open(&b, state, FOLIO_F16, 8, 64, 8, short_lens);
-    support_buffer_poison(&b.k);
-    support_buffer_poison(&b.v);
-    int64_t last = a.c.num_blocks - 1;
-    const folio_block_pair pairs[] = {{last, 4}, {last - 1, 2}}, within[] = {{2, 3}};
-    CHECK_OK(folio_vllm06_swap_blocks(state, &a.c, &b.c, pairs, 2, NULL));
-    CHECK(same_block(&a, last, &b, 4) && same_block(&a, last - 1, &b, 2));
-    size_t n = (size_t)b.c.block_size * KV_HEADS * 64 * 2;
-    for (int64_t i = 0; i <= last; i++) {
-        bool swapped = i == 2 || i == 4;
-        CHECK(support_is_poison((char *)b.k.data + (size_t)i * n, n) != swapped);
-        CHECK(support_is_poison((char *)b.v.data + (size_t)i * n, n) != swapped);
-    }
-    bad_pairs(state, &a.c, &b.c, last);
-    bad_pairs(state, &b.c, &b.c, last);
-    const folio_block_pair beyond[] = {{last, 3},
-                                       {last - 1, 5}}; /* of a target with fewer blocks */
-    folio_vllm06_kv_cache fewer = b.c;
-    fewer.num_blocks = 5;
-    REJECTED(folio_vllm06_swap_blocks(state, &a.c, &fewer, beyond, 2, NULL),
-             "pairs (to)[1] = 5 is outside [0, 5)");
-    CHECK(support_is_poison((char *)b.k.data + 3 * n, n));
-    CHECK_OK(folio_vllm06_swap_blocks(state, &b.c, &b.c, within, 1, NULL));
-    CHECK(same_block(&b, 2, &b, 3) && same_block(&b, 2, &a, last - 1));
-    REJECTED(folio_vllm06_swap_blocks(state, &a.c, NULL, pairs, 2, NULL), "dst");
-    REJECTED(folio_vllm06_swap_blocks(state, NULL, &b.c, pairs, 2, NULL), "src");
-    REJECTED(folio_vllm06_swap_blocks(NULL, &a.c, &b.c, pairs, 2, NULL), "state");
-    /* on a device a part is brought to a place of its own */
-    if (strcmp(backend, "cuda") != 0) swap_overlapping(&a, &b, last, n);
-    folio_vllm06_kv_cache other = b.c;
-    other.dtype = FOLIO_BF16;
-    REJECTED(folio_vllm06_swap_blocks(state, &a.c, &other, pairs, 2, NULL),
-             "dtypes differ, f16 and bf16");
-    for (int i = 0; i < 3; i++) { /* blocks of half the size */
-        other = b.c;
-        *(i == 0 ? &other.head_size : i == 1 ? &other.num_kv_heads : &other.block_size) /= 2;
-        REJECTED(folio_vllm06_swap_blocks(state, &a.c, &other, pairs, 2, NULL),
-                 "geometries differ");
-        REJECTED(folio_vllm06_swap_blocks(state, &other, &a.c, pairs, 2, NULL),
-                 "geometries differ");
-    }
-    CHECK_OK(folio_vllm06_swap_blocks(state, &a.c, &fewer, beyond, 1, NULL));
-    CHECK(same_block(&a, last, &b, 3));
-    bed_close(&a);
-    bed_close(&b);
-}
-
-/* The caller's workspace, which no plan of the caller's measured, is not used: it may be too small. */
-static void workspace_is_not_used(bed *b, bed *other)
-{
-    static float rows[SEQS * HEADS * 32];
-    support_buffer small = support_buffer_make(1);
-    const folio_run run = {
-        .struct_size = sizeof run, .workspace = small.data, .workspace_size = small.bytes};
-    for (int v = 1; v <= 2; v++)
-        for (int given = 0; given < 2; given++) {
-            folio_vllm06_paged_attention_args a = bed_arguments(b);
-            CHECK_OK(bed_run(b, v, &a, &b->c, given ? &run : NULL));
-            if (!given) memcpy(rows, b->out.data, sizeof rows);
-            else CHECK(memcmp(rows, b->out.data, sizeof rows) == 0);
-        }
-    static const int64_t slot = 5;
-    static const folio_block_pair pair[] = {{0, 2}};
-    static float row[KV_HEADS * 32];
-    CHECK_OK(bed_store(b, row, row, FOLIO_F32, 1, 0, 0, &slot, &run));
-    CHECK(bed_stored(b, 0, slot, 1, 7) == 0.0 && bed_stored(b, 1, slot, 0, 0) == 0.0);
-    CHECK_OK(folio_vllm06_copy_blocks(b->state, &b->c, 1, pair, 1, &run));
-    CHECK(same_block(b, 0, b, 2));
-    CHECK_OK(folio_vllm06_swap_blocks(b->state, &b->c, &other->c, pair, 1, &run));
-    CHECK(same_block(b, 0, other, 2));
-    CHECK(support_is_poison(small.data, small.bytes) && support_buffer_guards_hold(&small));
-    support_buffer_free(&small);
-}
-
-/* On a host backend there is no stream but NULL; another is refused, and nothing is written. */
-OPS_TEST(streams)
-{
-    if (strcmp(backend, "cuda") == 0) return; /* there every call has run on one */
-    int there = 0;
-    const folio_run on_stream = {.struct_size = sizeof on_stream, .stream = &there};
-    static const int64_t slot = 3;
-    static const folio_block_pair pair[] = {{0, 1}};
-    static float row[KV_HEADS * 32];
-    bed a, b;
-    bed_open(&a, state, FOLIO_F32, 4, 32, 8, short_lens);
-    bed_open(&b, state, FOLIO_F32, 4, 32, 8, short_lens);
-    CHECK_OK(folio_vllm06_swap_blocks(state, &a.c, &b.c, pair, 1, NULL));
-    CHECK(same_block(&a, 0, &b, 1));
-    CHECK_OK(folio_vllm06_copy_blocks(state, &a.c, 1, pair, 1, NULL));
-    CHECK(same_block(&a, 0, &a, 1));
-    CHECK_OK(bed_store(&a, row, row, FOLIO_F32, 1, 0, 0, &slot, NULL));
-    CHECK(bed_stored(&a, 0, slot, 1, 7) == 0.0 && bed_stored(&a, 1, slot, 0, 0) == 0.0);
-    workspace_is_not_used(&a, &b);
-    support_buffer_poison(&b.k);
-    support_buffer_poison(&b.v);
-    REJECTED(bed_store(&b, row, row, FOLIO_F32, 1, 0, 0, &slot, &on_stream), "stream");
-    REJECTED(folio_vllm06_swap_blocks(state, &a.c, &b.c, pair, 1, &on_stream), "stream");
-    CHECK(support_is_poison(b.k.data, b.k.bytes) && support_is_poison(b.v.data, b.v.bytes));
-    int64_t last = a.c.num_blocks - 1;
-    const folio_block_pair other[] = {{last, 2}};
-    CHECK(!same_block(&a, last, &a, 2));
-    REJECTED(folio_vllm06_copy_blocks(state, &a.c, 1, other, 1, &on_stream), "stream");
-    REJECTED(folio_vllm06_swap_blocks(state, &a.c, &a.c, other, 1, &on_stream),
-             "stream"); /* within one cache */
-    CHECK(!same_block(&a, last, &a, 2));
-    folio_vllm06_paged_attention_args args = bed_arguments(&a);
-    for (int v = 1; v <= 2; v++) REJECTED(bed_run(&a, v, &args, &a.c, &on_stream), "stream");
-    CHECK(bed_is_untouched(&a));
-    bed_close(&a);
-    bed_close(&b);
-}
-
-/* The same with neighbours that differ in one thing: the block size, the dtype and its x, the kv heads, x, the dtype
- * alone. */
-static void copy_blocks_of_neighbours(folio_vllm06_state *state)
-{
-    static const struct {
-        folio_dtype dtype;
-        int32_t x, block_size, num_kv_heads;
-    } shapes[] = {{FOLIO_F16, 8, 8, 2},  {FOLIO_F16, 8, 16, 2}, {FOLIO_F32, 4, 16, 2},
-                  {FOLIO_F32, 4, 16, 1}, {FOLIO_F32, 1, 16, 1}, {FOLIO_F16, 1, 16, 1}};
-    enum { SHAPES = COUNT_OF(shapes) };
-    bed beds[SHAPES];
-    folio_vllm06_kv_cache caches[SHAPES];
-    for (int i = 0; i < SHAPES; i++) {
-        bed_open(&beds[i], state, shapes[i].dtype, shapes[i].x, 64, shapes[i].block_size,
-                 short_lens);
-        beds[i].c.num_kv_heads = shapes[i].num_kv_heads;
-        beds[i].c.num_blocks *= KV_HEADS / shapes[i].num_kv_heads; /* of the same memory */
-        for (int64_t k = 0; k < beds[i].c.num_blocks; k++) is_filled(&beds[i], k, k, true);
-        caches[i] = beds[i].c;
-        caches[i].num_blocks = 100; /* the first of each */
-    }
-    const folio_block_pair pairs[] = {{99, 1}, {98, 2}};
-    CHECK_OK(folio_vllm06_copy_blocks(state, caches, SHAPES, pairs, 2, NULL));
-    for (int i = 0; i < SHAPES; i++) {
-        for (int64_t k = 0; k < beds[i].c.num_blocks; k++)
-            CHECK(is_filled(&beds[i], k, k == 1 ? 99 : k == 2 ? 98 : k, false));
-        bed_close(&beds[i]);
-    }
-}
-
-/* Caches of several shapes in one call: those of one shape side by side go together. */
-OPS_TEST(copy_blocks_of_all_shapes)
-{
-    static const int32_t sizes[] = {64, 64, 32, 64};
-    bed beds[4];
-    folio_vllm06_kv_cache caches[4];
-    for (int i = 0; i < 4; i++) {
-        bed_open(&beds[i], state, FOLIO_F16, 8, sizes[i], 8, short_lens);
-        caches[i] = beds[i].c;
-    }
-    int64_t last = caches[0].num_blocks - 1;
-    const folio_block_pair pairs[] = {{last, 1}, {last - 1, 2}};
-    CHECK_OK(folio_vllm06_copy_blocks(state, caches, 4, pairs, 2, NULL));
-    for (int i = 0; i < 4; i++)
-        CHECK(same_block(&beds[i], last, &beds[i], 1) &&
-              same_block(&beds[i], last - 1, &beds[i], 2));
-    const folio_block_pair others[] = {{last, 3}};
-    caches[3].bytes--; /* the last of them is refused before the first is written */
-    REJECTED(folio_vllm06_copy_blocks(state, caches, 4, others, 1, NULL), "bytes is");
-    caches[3] = beds[3].c;
-    for (int i = 2; i < 4; i++) { /* of another shape than the first, and of the same */
-        caches[i].num_blocks--;
-        REJECTED(folio_vllm06_copy_blocks(state, caches, 4, others, 1, NULL),
-                 i == 2 ? "caches[2] has 339 blocks" : "caches[3] has 339 blocks");
-        caches[i].num_blocks++;
-    }
-    for (int i = 0; i < 4; i++) {
-        CHECK(!same_block(&beds[i], last, &beds[i], 3));
-        bed_close(&beds[i]);
-    }
-    copy_blocks_of_neighbours(state);
 }
 
 #define BAD_STORE(change, words)                                                                   \
     do {                                                                                           \
-        folio_vllm06_kv_cache c = b.c;                                                             \
-        int64_t slots[] = {3, 4};                                                                  \
-        folio_vllm06_reshape_and_cache_args a = bed_store_args(&b, row, row, FOLIO_F32, 2, slots); \
+        folio_vllm06_reshape_and_cache_args a = store_arguments(r);                                \
+        folio_vllm06_kv_cache c = cache_of(r);                                                     \
+        int64_t slots[21] = {3};                                                                   \
+        a.slot_mapping = slots;                                                                    \
+        for (int i = 1; i < 21; i++) slots[i] = 3 + i;                                             \
         change;                                                                                    \
-        REJECTED(folio_vllm06_reshape_and_cache(state, &a, &c, NULL), words);                      \
-        CHECK(support_is_poison(b.k.data, b.k.bytes) && support_is_poison(b.v.data, b.v.bytes));   \
+        REJECTED(folio_vllm06_reshape_and_cache(r->state, &a, &c, NULL), words);                   \
+        v06_check_images(r);                                                                       \
     } while (0)
 
 OPS_TEST(reshape_and_cache_errors)
 {
-    static float row[2 * KV_HEADS * 32];
-    bed b;
-    bed_open(&b, state, FOLIO_F32, 4, 32, 8, short_lens);
-    support_buffer_poison(&b.k);
-    support_buffer_poison(&b.v);
-    BAD_STORE(slots[1] = b.c.num_blocks * 8, "slots[1]");
+    v06_fields(r, two_prompts, 2);
+    BAD_STORE(slots[1] = c.num_blocks * 8, "slots[1]");
     BAD_STORE(slots[1] = -2, "slots[1]");
     BAD_STORE(a.slot_mapping = NULL, "slots");
+    BAD_STORE(a.slot_mapping = (int64_t *)(void *)((char *)slots + 1), "slots|align");
     BAD_STORE(a.key = NULL, "");
     BAD_STORE(a.value = NULL, "");
     BAD_STORE(a.num_tokens = -1, "-1");
+    BAD_STORE(a.num_tokens = INT64_MAX, "exceeds the largest size");
     BAD_STORE(a.dtype = FOLIO_FP8_E4M3, "fp8_e4m3");
     BAD_STORE(a.x = 8, "x is 8");
-    BAD_STORE(c.dtype = (folio_dtype)0, "");
-    BAD_STORE(c.key_cache = NULL, "");
+    BAD_STORE(a.struct_size = 0, "struct_size");
+    BAD_STORE((c.dtype = (folio_dtype)0, a.x = 1), "dtype 0 is unknown");
     BAD_STORE(c.value_cache = NULL, "K and V in one allocation");
-    BAD_STORE(c.num_blocks = 0, "0 blocks");
     BAD_STORE(c.head_size = 30, "30");
-    BAD_STORE(c.bytes--, "each; bytes is");
-    BAD_STORE(c.num_blocks *= 4, "each; bytes is"); /* bytes taken for elements */
     BAD_STORE(a.k_scale = -1.0f, "k_scale is -1");
-    BAD_STORE(a.v_scale = -1.0f, "v_scale is -1");
-    BAD_STORE(a.k_scale = NAN, "k_scale is");
-    BAD_STORE(a.v_scale = NAN, "v_scale is");
-    BAD_STORE(a.k_scale = INFINITY, "k_scale is inf");
     BAD_STORE(a.v_scale = INFINITY, "v_scale is inf");
-    if (strcmp(backend, "cuda") != 0) { /* there each array is brought to a place of its own */
-        BAD_STORE(c.value_cache = (char *)c.key_cache + 4, "key_cache and value_cache share");
-        BAD_STORE(a.key = (float *)b.k.data + 32, "k and layer 0 of the cache share memory");
-        BAD_STORE(a.value = (float *)b.k.data + 32, "v and layer 0 of the cache share memory");
-        BAD_STORE(a.key = (float *)b.v.data + 32, "k and layer 0 of the cache share memory");
-        BAD_STORE(a.value = (float *)b.v.data + 32, "v and layer 0 of the cache share memory");
+    if (strcmp(r->compute, "cuda") != 0) { /* there each array is brought to a place of its own */
+        BAD_STORE(a.key = c.key_cache, "k and layer 0 of the cache share memory");
+        BAD_STORE(a.value = c.value_cache, "v and layer 0 of the cache share memory");
     }
-    int64_t slot = -1; /* stores nothing */
-    CHECK_OK(bed_store(&b, row, row, FOLIO_F32, 1, 0, 0, &slot, NULL));
-    CHECK(support_is_poison(b.k.data, b.k.bytes) && support_is_poison(b.v.data, b.v.bytes));
-    folio_vllm06_reshape_and_cache_args a = bed_store_args(&b, row, row, FOLIO_F32, 1, &slot);
-    REJECTED(folio_vllm06_reshape_and_cache(NULL, &a, &b.c, NULL), "state");
-    REJECTED(folio_vllm06_reshape_and_cache(state, &a, NULL, NULL), "cache");
-    REJECTED(folio_vllm06_reshape_and_cache(state, NULL, &b.c, NULL), "NULL");
-    bed_close(&b);
+    const folio_vllm06_reshape_and_cache_args a = store_arguments(r);
+    const folio_vllm06_kv_cache c = cache_of(r);
+    REJECTED(folio_vllm06_reshape_and_cache(NULL, &a, &c, NULL), "state");
+    REJECTED(folio_vllm06_reshape_and_cache(r->state, &a, NULL, NULL), "cache");
+    REJECTED(folio_vllm06_reshape_and_cache(r->state, NULL, &c, NULL), "NULL");
+}
+
+/* ------------------------------------------------------------------------------ paged_attention */
+
+/* Lengths around a block, a partition and two of them; 0 is padding. */
+static const int32_t long_lens[SEQS] = {LONGEST, 0, 512, 513, 9};
+static const int32_t short_lens[SEQS] = {530, 0, 16, 17, 1};
+static const int32_t few_lens[SEQS] = {66, 0, 16, 17, 1}, no_lens[SEQS] = {0};
+
+/* Sequences of these lengths are stored; the step is their last tokens. */
+static void stored(v06 *r, const int32_t lens[SEQS])
+{
+    v06_seq prompts[SEQS], decodes[SEQS];
+    r->max_tokens = 8;
+    for (int i = 0; i < SEQS; i++) {
+        if (r->max_tokens < lens[i] + 8) r->max_tokens = lens[i] + 8;
+        prompts[i] = (v06_seq){i, true, lens[i], lens[i], 0};
+        decodes[i] = (v06_seq){i, false, 1, lens[i], 0};
+    }
+    store(r, prompts, SEQS);
+    v06_step(r, decodes, SEQS);
+}
+
+/* The step's, with everything that is written poisoned. */
+static folio_vllm06_paged_attention_args arguments(v06 *r)
+{
+    const folio_vllm06_forward_args f = v06_args(r, DECODER);
+    folio_vllm06_paged_attention_args a =
+        FOLIO_WITH(folio_vllm06_paged_attention_args, .out = f.output.data, .query = f.query.data,
+                   .query_stride = f.query.token_stride, .dtype = r->d.dtype,
+                   .num_heads = r->d.num_heads, .num_seqs = r->num_seqs, .scale = r->d.scale,
+                   .block_tables = r->tables, .max_num_blocks_per_seq = r->blocks_per_seq,
+                   .seq_lens = r->lens, .alibi_slopes = r->d.alibi_slopes, .k_scale = r->k_scale,
+                   .v_scale = r->v_scale, .x = (int32_t)r->x);
+    for (int i = 0; i < r->num_seqs; i++)
+        if (r->lens[i] > a.max_seq_len) a.max_seq_len = r->lens[i];
+    for (int i = 0; i < NUM_SCRATCH; i++) support_buffer_poison(&scratch[i]);
+    return a;
+}
+
+static folio_status run(const v06 *r, int v, const folio_vllm06_paged_attention_args *a,
+                        const folio_vllm06_kv_cache *c, const folio_run *on)
+{
+    if (v == 1) return folio_vllm06_paged_attention_v1(r->state, a, c, on);
+    return folio_vllm06_paged_attention_v2(r->state, a, c, scratch[SUMS].data, scratch[TOPS].data,
+                                           scratch[TMP].data, on);
+}
+
+static bool is_untouched(const v06 *r)
+{
+    bool same = support_is_poison(r->out.data, r->out.bytes);
+    for (int i = 0; i < NUM_SCRATCH; i++)
+        same &= support_is_poison(scratch[i].data, scratch[i].bytes);
+    return same;
+}
+
+/* A partition holds the result and the weight of its own keys, one without keys the weight 0. */
+static void check_partitions(const v06 *r, int64_t max_seq_len)
+{
+    double tolerance = r->d.dtype == FOLIO_F32 ? 1e-4 : r->d.dtype == FOLIO_F16 ? 0x1p-9 : 0x1p-7;
+    const float *sums = scratch[SUMS].data, *tops = scratch[TOPS].data;
+    int64_t parts = (max_seq_len + 511) / 512, size = r->d.head_size, heads = r->d.num_heads;
+    if (parts == 0) parts = 1;
+    size_t used = (size_t)(r->num_seqs * heads * parts) * sizeof *sums;
+    for (int64_t k = 0; k < r->num_seqs * heads * parts; k++) {
+        int64_t row = k / parts, first = k % parts * 512;
+        double own[256];
+        CHECK((sums[k] == 0.0f) == (r->lens[row / heads] <= first));
+        if (sums[k] == 0.0f) continue;
+        double lse = v06_dense_decode(r, (int)(row / heads), row % heads, first, first + 512, own);
+        CHECK(fabs(log((double)sums[k]) + (double)tops[k] - lse) < 1e-4);
+        for (int64_t d = 0; d < size; d++)
+            CHECK(fabs(kit_load(r->d.dtype, scratch[TMP].data, k * size + d) - own[d]) < tolerance);
+    }
+    for (int i = SUMS; i <= TOPS; i++)
+        CHECK(support_is_poison((char *)scratch[i].data + used, scratch[i].bytes - used));
+    for (int i = 0; i < NUM_SCRATCH; i++) CHECK(support_buffer_guards_hold(&scratch[i]));
+}
+
+/* v1, and v2 where last is 2; max_seq_len 0: the longest of the step. */
+static void check(v06 *r, int last, int64_t max_seq_len)
+{
+    const folio_vllm06_kv_cache c = cache_of(r);
+    for (int v = 1; v <= last; v++) {
+        folio_vllm06_paged_attention_args a = arguments(r);
+        if (max_seq_len > 0) a.max_seq_len = max_seq_len;
+        CHECK_OK(run(r, v, &a, &c, NULL));
+        v06_check_rows(r, DECODER);
+        if (v == 2) check_partitions(r, a.max_seq_len);
+    }
+    v06_check_images(r);
+}
+
+/* Every size that the originals list and one that they do not, in turn with every type, scales and slopes. v1 also
+ * takes blocks that do not divide a partition. */
+OPS_TEST_OF_BOTH(paged_attention_sizes)
+{
+    static const int32_t sizes[] = {32, 64, 80, 96, 112, 120, 128, 192, 256, 40};
+    static const int32_t blocks[] = {8, 16, 32, 64, 24};
+    static const folio_dtype dtypes[] = {FOLIO_F32, FOLIO_F16, FOLIO_BF16};
+    static const char *const names[] = {"auto", "fp8", "auto", "fp8_e5m2"};
+    for (int i = 0; i < 32; i++) {
+        v06_reset(r);
+        r->d.head_size = sizes[i % 10];
+        r->block_size = i < 30 ? blocks[i % 3] : blocks[i - 27]; /* the last two are not listed */
+        r->d.dtype = dtypes[i / 2 % 3];
+        if (r->d.head_size % 16 == 0) r->d.kv_cache_dtype = names[i % 4];
+        if (i % 2) r->k_scale = 0.5f; /* 0 is 1 */
+        if (i % 3) r->v_scale = 0.0625f;
+        if (i % 5 > 2) r->d.alibi_slopes = r->slopes;
+        if (i % 4 > 1) r->d.scale = 0.11f; /* else the usual */
+        stored(r, few_lens);
+        check(r, r->block_size == 24 ? 1 : 2, 0);
+    }
+}
+
+/* Partitions that hold a part of the keys, all, or none; more of them than the longest sequence needs; padding alone,
+ * which has one partition, which is empty. */
+OPS_TEST(paged_attention_partitions)
+{
+    static const struct {
+        const int32_t *lens;
+        folio_dtype dtype;
+        const char *kv;
+        int64_t max_seq_len;
+    } cases[] = {{long_lens, FOLIO_F32, "auto", 0},    {long_lens, FOLIO_F32, "auto", 2000},
+                 {long_lens, FOLIO_F16, "fp8", 1536},  {short_lens, FOLIO_BF16, "auto", 0},
+                 {short_lens, FOLIO_F32, "fp8", 1200}, {no_lens, FOLIO_F32, "auto", 0}};
+    CHECK_INT(FOLIO_VLLM06_PARTITION_SIZE, 512);
+    for (int i = 0; i < COUNT_OF(cases); i++) {
+        v06_reset(r);
+        r->d.dtype = cases[i].dtype;
+        r->d.kv_cache_dtype = cases[i].kv;
+        r->d.alibi_slopes = i % 2 ? r->slopes : NULL;
+        r->strided = i % 2;
+        stored(r, cases[i].lens);
+        check(r, 2, cases[i].max_seq_len);
+    }
+}
+
+/* The state's plan follows what a call is given: other lengths, other blocks of the same lengths, blocks that sequences
+ * share as forks do, more sequences, more partitions. What was refused is refused again, and harms no other call. */
+OPS_TEST(paged_attention_plans_anew)
+{
+    static const v06_seq steps[][3] = {
+        {{0, false, 1, 530, 0}, {2, false, 1, 16, 0}},
+        {{0, false, 1, 529, 0}, {2, false, 1, 16, 0}},
+        {{0, false, 1, 16, 0}, {3, false, 1, 16, 0}},
+        {{3, false, 1, 16, 0}, {0, false, 1, 16, 0}},
+        {{0, false, 1, 530, 0}, {0, false, 1, 530, 0}},
+        {{3, false, 1, 9, 0}, {0, false, 1, 9, 0}, {2, false, 1, 9, 0}}};
+    stored(r, short_lens);
+    const folio_vllm06_kv_cache c = cache_of(r);
+    for (int i = 0; i < 2 * COUNT_OF(steps); i++) {
+        v06_step(r, steps[i / 2], i / 2 == COUNT_OF(steps) - 1 ? 3 : 2);
+        check(r, 2, i % 2 ? 1200 : 0);
+        folio_vllm06_paged_attention_args a = arguments(r);
+        int32_t block = r->tables[0];
+        r->tables[0] = (int32_t)r->num_blocks;
+        for (int v = 1; v <= 2; v++) REJECTED(run(r, v, &a, &c, NULL), "block_table");
+        CHECK(is_untouched(r));
+        r->tables[0] = block;
+    }
+}
+
+/* On a host backend there is no stream but NULL; another is refused, and nothing is written. A workspace, which no plan
+ * of the caller's measured, is not used: it may be too small. */
+OPS_TEST(streams)
+{
+    support_buffer small = support_buffer_make(1);
+    const folio_run on_stream = {.struct_size = sizeof on_stream, .stream = r};
+    const folio_run in_small = {
+        .struct_size = sizeof in_small, .workspace = small.data, .workspace_size = small.bytes};
+    stored(r, short_lens);
+    const folio_vllm06_kv_cache c = cache_of(r);
+    folio_vllm06_reshape_and_cache_args s = store_arguments(r);
+    CHECK_OK(folio_vllm06_reshape_and_cache(r->state, &s, &c, &in_small));
+    v06_expect_stored(r, DECODER);
+    for (int v = 1; v <= 2; v++) {
+        folio_vllm06_paged_attention_args a = arguments(r);
+        bool host = strcmp(r->compute, "cuda") != 0; /* there every call has run on one */
+        if (host) REJECTED(run(r, v, &a, &c, &on_stream), "stream");
+        CHECK(!host || is_untouched(r));
+        CHECK_OK(run(r, v, &a, &c, &in_small));
+        v06_check_rows(r, DECODER);
+        s = store_arguments(r);
+        s.key = s.value; /* it would be seen */
+        if (host) REJECTED(folio_vllm06_reshape_and_cache(r->state, &s, &c, &on_stream), "stream");
+    }
+    v06_check_images(r);
+    CHECK(support_is_poison(small.data, small.bytes));
+    support_buffer_free(&small);
 }
 
 #define BAD_ATTENTION(change, words)                                                               \
     do {                                                                                           \
-        folio_vllm06_kv_cache c = b.c;                                                             \
-        folio_vllm06_paged_attention_args a = bed_arguments(&b);                                   \
+        folio_vllm06_kv_cache c = cache_of(r);                                                     \
+        folio_vllm06_paged_attention_args a = arguments(r);                                        \
         change;                                                                                    \
-        for (int v = 1; v <= 2; v++) REJECTED(bed_run(&b, v, &a, &c, NULL), words);                \
-        CHECK(bed_is_untouched(&b));                                                               \
+        for (int v = 1; v <= 2; v++) REJECTED(run(r, v, &a, &c, NULL), words);                     \
+        CHECK(is_untouched(r));                                                                    \
     } while (0)
+#define BAD_ENTRY(entry, value, words)                                                             \
+    do {                                                                                           \
+        int32_t before_ = entry;                                                                   \
+        entry = value;                                                                             \
+        BAD_ATTENTION((void)0, words);                                                             \
+        entry = before_;                                                                           \
+    } while (0)
+
+static void bad_scratch(v06 *r)
+{
+    static const char *const names[] = {"exp_sums", "max_logits", "tmp_out"};
+    const folio_vllm06_kv_cache c = cache_of(r);
+    folio_vllm06_paged_attention_args a = arguments(r);
+    for (int i = 0; i < 5; i++) { /* NULL, then not aligned */
+        char words[32];
+        float *at[] = {scratch[SUMS].data, scratch[TOPS].data, scratch[TMP].data};
+        at[i % 3] = i < 3 ? NULL : (float *)(void *)((char *)at[i % 3] + 1);
+        snprintf(words, sizeof words, i < 3 ? "%s" : "%s|align", names[i % 3]);
+        REJECTED(folio_vllm06_paged_attention_v2(r->state, &a, &c, at[0], at[1], at[2], NULL),
+                 words);
+    }
+    CHECK(is_untouched(r));
+    a.num_seqs = 0;
+    a.seq_lens = a.block_tables = NULL;
+    CHECK_OK(folio_vllm06_paged_attention_v1(r->state, &a, &c, NULL));
+    CHECK_OK(folio_vllm06_paged_attention_v2(r->state, &a, &c, NULL, NULL, NULL, NULL));
+    CHECK(is_untouched(r));
+}
 
 OPS_TEST(paged_attention_errors)
 {
-    static const float nan_slopes[HEADS] = {0, 0, NAN, 0}, inf_slopes[HEADS] = {0, -INFINITY, 0, 0};
-    bed b;
-    bed_open(&b, state, FOLIO_F32, 4, 32, 8, short_lens);
-    BAD_ATTENTION(a.max_seq_len = 39, "seq_lens[0] = 530|39");
+    static const float nan_slopes[4] = {0, 0, NAN, 0};
+    stored(r, short_lens);
     BAD_ATTENTION(a.max_seq_len = 529, "seq_lens[0] = 530|529");
-    BAD_ATTENTION(a.max_num_blocks_per_seq = 4, "");
     BAD_ATTENTION(a.max_num_blocks_per_seq = 66, ""); /* one block less than 530 keys have */
     BAD_ATTENTION(a.max_num_blocks_per_seq = -1, "max_num_blocks_per_seq -1 is negative");
     BAD_ATTENTION(a.max_num_blocks_per_seq = INT64_MAX, "exceed the largest size");
@@ -742,160 +366,120 @@ OPS_TEST(paged_attention_errors)
     BAD_ATTENTION(a.query = NULL, "");
     BAD_ATTENTION(a.out = NULL, "");
     BAD_ATTENTION(a.dtype = FOLIO_FP8_E4M3, "fp8_e4m3");
-    if (strcmp(backend, "cuda") != 0) { /* numbers on a device are not looked at */
-        BAD_ATTENTION(a.alibi_slopes = nan_slopes, "slopes[2]");
-        BAD_ATTENTION(a.alibi_slopes = inf_slopes, "slopes[1]");
-    }
+    BAD_ATTENTION(a.query_stride = -1, "token_stride");
+    BAD_ATTENTION(a.query_stride = 127, "token_stride");
+    BAD_ATTENTION(a.query_stride = INT64_MAX, "token_stride");
     BAD_ATTENTION(a.struct_size = 0, "struct_size");
     BAD_ATTENTION(a.x = 3, "x is 3");
-    BAD_ATTENTION(a.k_scale = -1.0f, "k_scale is -1");
     BAD_ATTENTION(a.k_scale = NAN, "k_scale is");
-    BAD_ATTENTION(a.k_scale = INFINITY, "k_scale is inf");
     BAD_ATTENTION(a.v_scale = -1.0f, "v_scale is -1");
-    BAD_ATTENTION(a.v_scale = NAN, "v_scale is");
-    BAD_ATTENTION(a.v_scale = INFINITY, "v_scale is inf");
     BAD_ATTENTION(c.key_cache = NULL, "NULL");
-    BAD_ATTENTION(c.value_cache = NULL, "K and V in one allocation");
     BAD_ATTENTION(c.bytes--, "each; bytes is");
-    b.tables[0] = (int32_t)b.c.num_blocks;
-    BAD_ATTENTION((void)0, "block_table");
-    b.tables[0] = -1;
-    BAD_ATTENTION((void)0, "block_table");
-    b.tables[0] = 0;
-    b.tables[512 / 8] = (int32_t)b.c.num_blocks; /* found before the first partition is computed */
-    BAD_ATTENTION((void)0, "block_table");
-    b.tables[512 / 8] = 0;
-    b.lens[2] = -1;
-    BAD_ATTENTION((void)0, "seq_lens[2]");
-    b.lens[2] = 1;
-    folio_vllm06_paged_attention_args a = bed_arguments(&b);
-    REJECTED(folio_vllm06_paged_attention_v1(state, NULL, &b.c, NULL), "NULL");
-    REJECTED(folio_vllm06_paged_attention_v1(NULL, &a, &b.c, NULL), "state");
-    REJECTED(folio_vllm06_paged_attention_v1(state, &a, NULL, NULL), "cache");
-    static const char *const names[] = {"exp_sums", "max_logits", "tmp_out"};
-    for (int i = 0; i < 5; i++) { /* NULL, then not aligned */
-        char words[32];
-        float *scratch[] = {b.sums.data, b.tops.data, b.tmp.data};
-        scratch[i % 3] = i < 3 ? NULL : (float *)(void *)((char *)scratch[i % 3] + 1);
-        snprintf(words, sizeof words, i < 3 ? "%s" : "%s|align", names[i % 3]);
-        REJECTED(folio_vllm06_paged_attention_v2(state, &a, &b.c, scratch[0], scratch[1],
-                                                 scratch[2], NULL),
-                 words);
+    if (strcmp(r->compute, "cuda") != 0) { /* numbers on a device are not looked at */
+        BAD_ATTENTION(a.alibi_slopes = nan_slopes, "slopes[2]");
+        /* in place only where query is dense, as out is; there arrays have places of their own */
+        BAD_ATTENTION((a.query = a.out, a.query_stride = 256), "share memory");
     }
-    CHECK(bed_is_untouched(&b));
-    a.num_seqs = 0;
-    a.seq_lens = a.block_tables = NULL;
-    CHECK_OK(folio_vllm06_paged_attention_v1(state, &a, &b.c, NULL));
-    CHECK_OK(folio_vllm06_paged_attention_v2(state, &a, &b.c, NULL, NULL, NULL, NULL));
-    CHECK(support_is_poison(b.out.data, b.out.bytes));
-    bed_close(&b);
-    bed_open(&b, state, FOLIO_F32, 4, 32, 24, short_lens);
-    a = bed_arguments(&b);
-    REJECTED(bed_run(&b, 2, &a, &b.c, NULL), "block_size 24 does not divide");
-    bed_close(&b);
-}
-
-/* What v2 writes, then what it reads. */
-enum { OUT, SUMS, TOPS, TMP, NUM_WRITTEN, QUERY = NUM_WRITTEN, SLOPES, KEYS, VALUES, NUM_PLACES };
-
-static folio_status run_at(bed *b, float *const at[NUM_PLACES], int v)
-{
-    folio_vllm06_paged_attention_args a = bed_arguments(b);
-    folio_vllm06_kv_cache c = b->c;
-    a.out = at[OUT];
-    a.query = at[QUERY];
-    a.alibi_slopes = at[SLOPES];
-    c.key_cache = at[KEYS];
-    c.value_cache = at[VALUES];
-    if (v == 1) return folio_vllm06_paged_attention_v1(b->state, &a, &c, NULL);
-    return folio_vllm06_paged_attention_v2(b->state, &a, &c, at[SUMS], at[TOPS], at[TMP], NULL);
-}
-
-/* Place k begins at `to`, the last number of place i: rejected, with nothing written. v1 writes out only. */
-static void overlap(bed *b, float *const apart[NUM_PLACES], int k, int i, float *to,
-                    const support_buffer *written)
-{
-    static const char *const names[NUM_PLACES] = {"out",       "exp_sums",   "max_logits",
-                                                  "tmp_out",   "query",      "alibi_slopes",
-                                                  "key_cache", "value_cache"};
-    char words[64];
-    float *at[NUM_PLACES];
-    bool slopes = k == SLOPES && i == OUT; /* for v1 finite, as NaN is rejected too */
-    memcpy(at, apart, sizeof at);
-    at[k] = to;
-    snprintf(words, sizeof words, "%s and %s share memory", names[k < i ? k : i],
-             names[k < i ? i : k]);
-    REJECTED(run_at(b, at, 2), words);
-    CHECK(support_is_poison(written->data, written->bytes));
-    if ((k == OUT ? i : k) < QUERY || (k != OUT && i != OUT)) return;
-    if (slopes) memset(to, 0, HEADS * sizeof *to);
-    REJECTED(run_at(b, at, 1), "share memory");
-    if (slopes) memset(to, 0xFF, HEADS * sizeof *to);
-    CHECK(support_is_poison(written->data, written->bytes));
+    BAD_ENTRY(r->tables[0], -1, "block_table");
+    BAD_ENTRY(r->tables[512 / 8], (int32_t)r->num_blocks,
+              "block_table"); /* before partition 0 runs */
+    BAD_ENTRY(r->lens[2], -1, "seq_lens[2]");
+    folio_vllm06_paged_attention_args a = arguments(r);
+    const folio_vllm06_kv_cache c = cache_of(r);
+    REJECTED(folio_vllm06_paged_attention_v1(r->state, NULL, &c, NULL), "NULL");
+    REJECTED(folio_vllm06_paged_attention_v1(NULL, &a, &c, NULL), "state");
+    REJECTED(folio_vllm06_paged_attention_v1(r->state, &a, NULL, NULL), "cache");
+    bad_scratch(r);
+    v06_reset(r);
+    r->block_size = 24;
+    stored(r, short_lens);
+    const folio_vllm06_kv_cache of_24 = cache_of(r);
+    a = arguments(r);
+    REJECTED(run(r, 2, &a, &of_24, NULL), "block_size 24 does not divide");
 }
 
 /* tmp_out would have 2^61 bytes, one more than the largest size. */
-static void tmp_out_too_large(folio_vllm06_state *state)
+static void tmp_out_too_large(v06 *r)
 {
-    static const int32_t no_lens[1 << 13];
-    static float scratch[3];
-    bed b;
-    bed_open(&b, state, FOLIO_F32, 4, 256, 8, short_lens);
-    folio_vllm06_paged_attention_args a = bed_arguments(&b);
-    a.num_seqs = COUNT_OF(no_lens);
-    a.seq_lens = no_lens;
+    static const int32_t zeros[1 << 13];
+    static float three[3];
+    v06_reset(r);
+    r->d.head_size = 256;
+    stored(r, short_lens);
+    const folio_vllm06_kv_cache c = cache_of(r);
+    folio_vllm06_paged_attention_args a = arguments(r);
+    a.num_seqs = COUNT_OF(zeros);
+    a.seq_lens = zeros;
     a.max_num_blocks_per_seq = 0;
     a.num_heads = 1 << 16;
     a.max_seq_len = INT32_MAX;
-    REJECTED(
-        folio_vllm06_paged_attention_v2(state, &a, &b.c, scratch, scratch + 1, scratch + 2, NULL),
-        "8192 sequences x 4194304 partitions exceed the largest size");
-    bed_close(&b);
+    REJECTED(folio_vllm06_paged_attention_v2(r->state, &a, &c, three, three + 1, three + 2, NULL),
+             "8192 sequences x 4194304 partitions exceed the largest size");
+}
+
+/* What v2 writes, then what it reads. */
+enum { OUT, EXP_SUMS, MAX_LOGITS, TMP_OUT, QUERY, SLOPES, KEYS, VALUES, NUM_PLACES };
+typedef struct {
+    float *at;
+    int64_t numbers;
+} place;
+
+static folio_status run_at(v06 *r, const place *p, int v)
+{
+    folio_vllm06_paged_attention_args a = arguments(r);
+    folio_vllm06_kv_cache c = cache_of(r);
+    a.out = p[OUT].at;
+    a.query = p[QUERY].at;
+    a.alibi_slopes = p[SLOPES].at;
+    c.key_cache = p[KEYS].at;
+    c.value_cache = p[VALUES].at;
+    if (v == 1) return folio_vllm06_paged_attention_v1(r->state, &a, &c, NULL);
+    return folio_vllm06_paged_attention_v2(r->state, &a, &c, p[EXP_SUMS].at, p[MAX_LOGITS].at,
+                                           p[TMP_OUT].at, NULL);
 }
 
 /* Two partitions. Each place in turn begins at the last number of each place that is written, and what is written at
  * the last number of each place that is read. */
 OPS_TEST(paged_attention_overlap)
 {
-    enum { ROWS = SEQS * HEADS, ROOM = 0x40000 };
-    if (strcmp(backend, "cuda") == 0)
-        return; /* there each array is brought to a place of its own */
-    bed b;
-    bed_open(&b, state, FOLIO_F32, 4, 32, 8, short_lens);
-    const int64_t sizes[NUM_PLACES] = {[OUT] = ROWS * 32,
-                                       [SUMS] = ROWS * 2,
-                                       [TOPS] = ROWS * 2,
-                                       [TMP] = ROWS * 2 * 32,
-                                       [QUERY] = ROWS * 32,
-                                       [SLOPES] = HEADS,
-                                       [KEYS] = (int64_t)(b.k.bytes / sizeof(float)),
-                                       [VALUES] = (int64_t)(b.v.bytes / sizeof(float))};
-    const void *const from[NUM_PLACES] = {
-        [QUERY] = b.query, [SLOPES] = b.slopes, [KEYS] = b.k.data, [VALUES] = b.v.data};
-    support_buffer memory = support_buffer_make((size_t)NUM_WRITTEN * ROOM * sizeof(float));
-    support_buffer sources =
-        support_buffer_make((size_t)(NUM_PLACES - NUM_WRITTEN) * ROOM * sizeof(float));
-    float *apart[NUM_PLACES]; /* ROOM is more than the largest place has: none reaches the next */
-    for (int i = 0; i < NUM_PLACES; i++) {
-        CHECK(sizes[i] + ROWS * 2 * 32 <= ROOM);
-        apart[i] = (float *)(i < QUERY ? memory.data : sources.data) + (int64_t)(i % QUERY) * ROOM;
-        if (i >= QUERY) memcpy(apart[i], from[i], (size_t)sizes[i] * sizeof(float));
-    }
+    static const char *const names[NUM_PLACES] = {"out",       "exp_sums",   "max_logits",
+                                                  "tmp_out",   "query",      "alibi_slopes",
+                                                  "key_cache", "value_cache"};
+    enum { ROOM = 0x100000 }; /* more than the largest place and what may follow its last number */
+    if (strcmp(r->compute, "cuda") == 0) return; /* there each array has a place of its own */
+    stored(r, short_lens);
+    int64_t kv = (int64_t)(r->kv[0].bytes / 2 / sizeof(float));
+    const int64_t sizes[] = {ROWS * 32, ROWS * 2, ROWS * 2, ROWS * 64, ROWS * 32, 4, kv, kv};
+    support_buffer memory = support_buffer_make((size_t)NUM_PLACES * ROOM * sizeof(float));
+    place apart[NUM_PLACES], p[NUM_PLACES];
+    CHECK(kv + ROWS * 64 <= ROOM);
+    for (int i = 0; i < NUM_PLACES; i++)
+        apart[i] = (place){(float *)memory.data + (int64_t)i * ROOM, sizes[i]};
+    memset(apart[SLOPES].at, 0, 4 * sizeof(float)); /* NaN is rejected too */
     for (int k = 0; k < NUM_PLACES; k++)
-        for (int i = 0; i < NUM_PLACES; i++)
-            if (k != i && (k < QUERY || i < QUERY))
-                overlap(&b, apart, k, i, apart[i] + sizes[i] - 1, &memory);
-    float *at[NUM_PLACES];
-    memcpy(at, apart, sizeof at);
-    at[OUT] = apart[QUERY]; /* out may be query itself */
-    for (int v = 1; v <= 2; v++) {
-        CHECK_OK(run_at(&b, apart, v));
-        CHECK_OK(run_at(&b, at, v));
-        CHECK(memcmp(at[OUT], apart[OUT], (size_t)sizes[OUT] * sizeof(float)) == 0);
-        memcpy(apart[QUERY], b.query, (size_t)sizes[OUT] * sizeof(float));
+        for (int i = 0; i < NUM_PLACES; i++) {
+            char words[64];
+            bool out = k == OUT || i == OUT, by_v1 = out && (k >= QUERY || i >= QUERY);
+            if (k == i || (k >= QUERY && i >= QUERY)) continue;
+            memcpy(p, apart, sizeof p);
+            p[k].at = apart[i].at + apart[i].numbers - 1;
+            if (k == SLOPES) memset(p[k].at, 0, 4 * sizeof(float));
+            snprintf(words, sizeof words, "%s and %s share memory", names[k < i ? k : i],
+                     names[k < i ? i : k]);
+            REJECTED(run_at(r, p, 2), words);
+            if (by_v1) REJECTED(run_at(r, p, 1), "share memory");
+            if (k == SLOPES) memset(p[k].at, 0xFF, 4 * sizeof(float));
+            for (int w = OUT; w < QUERY; w++)
+                CHECK(support_is_poison(apart[w].at, (size_t)apart[w].numbers * sizeof(float)));
+        }
+    const folio_vllm06_kv_cache c = cache_of(r);
+    for (int v = 1; v <= 2; v++) { /* out may be query itself */
+        folio_vllm06_paged_attention_args a = arguments(r);
+        memcpy(r->out.data, r->q, r->out.bytes);
+        a.query = a.out;
+        CHECK_OK(run(r, v, &a, &c, NULL));
+        v06_check_rows(r, DECODER);
     }
     support_buffer_free(&memory);
-    support_buffer_free(&sources);
-    bed_close(&b);
-    tmp_out_too_large(state);
+    tmp_out_too_large(r);
 }

@@ -47,6 +47,7 @@ void v06_init(v06 *r, const char *original, const char *compute)
     r->b = folio_vllm06_backend_find(original);
     v06_need(r->b != NULL && strcmp(r->b->name, original) == 0);
     r->block_size = 8;
+    r->max_tokens = 320;
     r->d = (folio_vllm06_impl_desc){.struct_size = sizeof r->d,
                                     .num_heads = 4,
                                     .head_size = 32,
@@ -79,7 +80,7 @@ void v06_open(v06 *r)
     v06_need(r->impl != NULL);
     int64_t elem = (int64_t)folio_dtype_size(r->kv_dtype), shape[3] = {0, 0, 0};
     r->x = strcmp(r->b->name, "ipex") == 0 ? 1 : 16 / elem;
-    r->blocks_per_seq = (V06_TOKENS + r->block_size - 1) / r->block_size;
+    r->blocks_per_seq = (r->max_tokens + r->block_size - 1) / r->block_size;
     r->num_blocks = 2 * V06_SEQS * r->blocks_per_seq + 3;
     CHECK_OK(folio_vllm06_get_kv_cache_shape(r->num_blocks, r->block_size, kv_heads(r),
                                              r->d.head_size, shape));
@@ -127,6 +128,7 @@ static double number(const v06 *r, int what, int id, int64_t token, int64_t head
 {
     uint64_t index = (((uint64_t)id * 1024 + (uint64_t)token) * 64 + (uint64_t)head) * 512;
     double x = 2.0 * (double)support_random((uint64_t)what + 1, index + (uint64_t)d);
+    if (r->d.dtype == FOLIO_F32) return x; /* exact */
     return kit_decode(r->d.dtype, kit_encode(r->d.dtype, x));
 }
 
@@ -154,6 +156,13 @@ static int64_t element(const v06 *r, int64_t slot, int64_t head, int64_t d, bool
     return first + (d / r->x * r->block_size + offset) * r->x + d % r->x;
 }
 
+/* Of an fp8 cache; in others scales do nothing. */
+static double scale_of(const v06 *r, bool value)
+{
+    float scale = value ? r->v_scale : r->k_scale;
+    return scale > 0 && folio_dtype_size(r->kv_dtype) == 1 ? (double)scale : 1.0;
+}
+
 static void image_store(v06 *r, int layer, int64_t slot, int id, int64_t token)
 {
     if (slot < 0) return;
@@ -161,8 +170,7 @@ static void image_store(v06 *r, int layer, int64_t slot, int id, int64_t token)
         for (int64_t d = 0; d < r->d.head_size; d++)
             for (int value = 0; value < 2; value++) {
                 int what = (layer == 1 ? ENCODER_K : K) + value;
-                float scale = value ? r->v_scale : r->k_scale;
-                double x = number(r, what, id, token, h, d) / (scale > 0 ? (double)scale : 1.0);
+                double x = number(r, what, id, token, h, d) / scale_of(r, value);
                 kit_set(r->kv_dtype, r->image[layer], element(r, slot, h, d, value),
                         kit_encode(r->kv_dtype, x));
             }
@@ -170,9 +178,8 @@ static void image_store(v06 *r, int layer, int64_t slot, int id, int64_t token)
 
 static double image_load(const v06 *r, int layer, int64_t slot, int64_t h, int64_t d, bool value)
 {
-    float scale = value ? r->v_scale : r->k_scale;
     uint32_t bits = kit_get(r->kv_dtype, r->image[layer], element(r, slot, h, d, value));
-    return kit_decode(r->kv_dtype, bits) * (scale > 0 ? (double)scale : 1.0);
+    return kit_decode(r->kv_dtype, bits) * scale_of(r, value);
 }
 
 /* ----------------------------------------------------------------------------------------- step */
@@ -222,13 +229,19 @@ void v06_fields(v06 *r, const v06_seq *seqs, int n)
     f->cross_block_tables_stride = r->blocks_per_seq;
 }
 
+static void narrow(const v06 *r, int32_t *tables, int64_t stride)
+{
+    for (int64_t i = 0; i < r->num_seqs; i++)
+        memmove(tables + i * stride, tables + i * r->blocks_per_seq,
+                (size_t)stride * sizeof *tables);
+}
+
+void v06_narrow(v06 *r, int64_t stride) { narrow(r, r->tables, r->f.block_tables_stride = stride); }
+
 void v06_narrow_cross(v06 *r, int64_t stride)
 {
-    if (r->f.cross_block_tables == NULL) return;
-    for (int64_t i = 0; i < r->num_seqs; i++)
-        memmove(r->cross_tables + i * stride, r->cross_tables + i * r->blocks_per_seq,
-                (size_t)stride * sizeof *r->cross_tables);
-    r->f.cross_block_tables_stride = stride;
+    if (r->f.cross_block_tables != NULL)
+        narrow(r, r->cross_tables, r->f.cross_block_tables_stride = stride);
 }
 
 void v06_remake(v06 *r)
@@ -245,22 +258,6 @@ void v06_step(v06 *r, const v06_seq *seqs, int n)
     v06_remake(r);
 }
 
-void v06_add(const v06 *r, folio_vllm06_builder *builder, int i, bool fresh)
-{
-    int32_t tables[2][V06_TOKENS];
-    const v06_seq *s = &r->seqs[i];
-    int64_t blocks[2] = {(s->seq_len + r->block_size - 1) / r->block_size,
-                         (s->encoder_len + r->block_size - 1) / r->block_size};
-    for (int cross = 0; cross < 2; cross++)
-        for (int64_t k = 0; k < blocks[cross]; k++) tables[cross][k] = block_of(r, s->id, k, cross);
-    folio_vllm06_seq a = FOLIO_WITH(
-        folio_vllm06_seq, .is_prompt = s->prompt, .token_len = s->query_len,
-        .context_len = s->seq_len - s->query_len, .block_table = tables[0], .num_blocks = blocks[0],
-        .encoder_seq_len = s->encoder_len, .encoder_is_new = s->prompt && fresh,
-        .cross_block_table = tables[1], .num_cross_blocks = blocks[1]);
-    CHECK_OK(folio_vllm06_builder_add(builder, &a));
-}
-
 /* Rows of query (or, with keys, of key and value) that sequence i has in attention of this type. */
 static int64_t rows_of(const v06 *r, folio_attention_type type, int i, bool keys)
 {
@@ -269,23 +266,32 @@ static int64_t rows_of(const v06 *r, folio_attention_type type, int i, bool keys
     return encoder ? (s->prompt ? s->encoder_len : 0) : s->query_len;
 }
 
+/* Rows of Q, K and V as a fused projection gives them, each at a stride of its own; 0: rows side by side. */
+static int64_t token_stride(const v06 *r, int what)
+{
+    return r->strided ? (r->d.num_heads + 2 + what) * (int64_t)r->d.head_size : 0;
+}
+
 static void *fill(const v06 *r, int what, folio_attention_type type, bool keys, int64_t *rows)
 {
-    int64_t heads = keys ? kv_heads(r) : r->d.num_heads, size = r->d.head_size, at = 0;
+    int64_t heads = keys ? kv_heads(r) : r->d.num_heads, size = r->d.head_size, row = 0;
+    int64_t stride = token_stride(r, what) > 0 ? token_stride(r, what) : heads * size;
     bool encoder = type == ENCODER || (keys && type == CROSS);
     *rows = 0;
     for (int i = 0; i < r->num_seqs; i++) *rows += rows_of(r, type, i, keys);
     /* room for rows of query in each, for tests that let output lie in one */
-    int64_t room = *rows * r->d.num_heads * size;
-    void *data = malloc((size_t)room * folio_dtype_size(r->d.dtype) + 1);
+    int64_t room = *rows * (stride > v06_width(r) ? stride : v06_width(r));
+    size_t bytes = (size_t)room * folio_dtype_size(r->d.dtype);
+    void *data = malloc(bytes + 1);
     if (data == NULL) abort();
+    memset(data, 0xFF, bytes);
     for (int i = 0; i < r->num_seqs; i++) {
         const v06_seq *s = &r->seqs[i];
         int64_t first = encoder || s->seq_len == 0 ? 0 : s->seq_len - s->query_len;
-        for (int64_t t = 0; t < rows_of(r, type, i, keys); t++)
+        for (int64_t t = 0; t < rows_of(r, type, i, keys); t++, row++)
             for (int64_t h = 0; h < heads; h++)
                 for (int64_t d = 0; d < size; d++)
-                    kit_set(r->d.dtype, data, at++,
+                    kit_set(r->d.dtype, data, row * stride + h * size + d,
                             kit_encode(r->d.dtype, number(r, encoder ? what + 3 : what, s->id,
                                                           first + t, h, d)));
     }
@@ -302,12 +308,11 @@ folio_vllm06_forward_args v06_args(v06 *r, folio_attention_type type)
     size_t elem = folio_dtype_size(r->d.dtype);
     r->out = support_buffer_make((size_t)(r->out_rows * v06_width(r)) * elem);
     folio_vllm06_forward_args a = FOLIO_WITH(
-        folio_vllm06_forward_args,
-        .query = {.data = r->q, .dtype = r->d.dtype, .tokens = r->out_rows},
-        .key = {.data = r->k, .dtype = r->d.dtype, .tokens = key_rows},
-        .value = {.data = r->v, .dtype = r->d.dtype, .tokens = key_rows}, .attn_metadata = r->m,
+        folio_vllm06_forward_args, .query = {r->q, r->d.dtype, r->out_rows, token_stride(r, Q), 0},
+        .key = {r->k, r->d.dtype, key_rows, token_stride(r, K), 0},
+        .value = {r->v, r->d.dtype, key_rows, token_stride(r, V), 0}, .attn_metadata = r->m,
         .k_scale = r->k_scale, .v_scale = r->v_scale, .attn_type = type,
-        .output = {.data = r->out.data, .dtype = r->d.dtype, .tokens = r->out_rows});
+        .output = {r->out.data, r->d.dtype, r->out_rows, 0, 0});
     if (!r->no_cache) a.kv_cache = &r->kv[type == CROSS];
     if (r->no_key) a.key = a.value = (folio_tensor){0};
     return a;
@@ -378,59 +383,100 @@ static double mask(const habits *a, folio_attention_type type, const folio_vllm0
     return a->slopes != NULL ? -(double)a->slopes[h] * (double)(pos - j) : 0.0;
 }
 
-/* Row t of sequence i and head h into out[head_size]. */
-static void dense(const v06 *r, folio_attention_type type, const folio_vllm06_bias *bias, int i,
-                  int64_t t, int64_t h, double *out)
+/* K and V of sequence i's kv head g, [keys][head_size]. */
+typedef struct {
+    double *k, *v;
+    int64_t keys;
+} head;
+
+static head load_head(const v06 *r, folio_attention_type type, int i, int64_t g)
 {
     const v06_seq *s = &r->seqs[i];
-    int64_t size = r->d.head_size, g = h / (r->d.num_heads / kv_heads(r));
-    bool encoder = type == ENCODER, cross = type == CROSS;
-    int64_t keys = encoder || cross ? s->encoder_len : s->seq_len;
-    int64_t pos = encoder ? t : s->seq_len - s->query_len + t;
+    int64_t size = r->d.head_size;
+    head kv = {.keys = type == ENCODER || type == CROSS ? s->encoder_len : s->seq_len};
+    size_t bytes = (size_t)(kv.keys * size + 1) * sizeof(double);
+    kv.k = malloc(bytes);
+    kv.v = malloc(bytes);
+    if (kv.k == NULL || kv.v == NULL) abort();
+    for (int64_t e = 0; e < kv.keys * size; e++) {
+        kv.k[e] = key_number(r, type, i, e / size, g, e % size, false);
+        kv.v[e] = key_number(r, type, i, e / size, g, e % size, true);
+    }
+    return kv;
+}
+
+static void free_head(head *kv)
+{
+    free(kv->k);
+    free(kv->v);
+}
+
+/* Row t of sequence i and head h over keys [first, end) into out[head_size]; returns lse. */
+static double dense(const v06 *r, folio_attention_type type, const folio_vllm06_bias *bias, int i,
+                    int64_t t, int64_t h, const head *kv, int64_t first, int64_t end, double *out)
+{
+    const v06_seq *s = &r->seqs[i];
+    int64_t size = r->d.head_size, pos = type == ENCODER ? t : s->seq_len - s->query_len + t;
     habits a = habits_of(r, type, i);
-    double score[V06_TOKENS], top = -INFINITY, sum = 0;
+    double q[512], score[V06_TOKENS], top = -INFINITY, sum = 0;
     memset(out, 0, (size_t)size * sizeof *out);
-    if (s->seq_len == 0) return;
-    for (int64_t j = 0; j < keys; j++) {
+    if (s->seq_len == 0) return -INFINITY;
+    if (end > kv->keys) end = kv->keys;
+    for (int64_t d = 0; d < size; d++)
+        q[d] = number(r, type == ENCODER ? ENCODER_Q : Q, s->id, pos, h, d);
+    for (int64_t j = first; j < end; j++) {
         double dot = 0;
         double added =
             type == DECODER && j < r->clipped[i] ? -INFINITY : mask(&a, type, bias, t, pos, j, h);
-        for (int64_t d = 0; d < size && added > -INFINITY; d++)
-            dot += number(r, encoder ? ENCODER_Q : Q, s->id, pos, h, d) *
-                   key_number(r, type, i, j, g, d, false);
+        for (int64_t d = 0; d < size && added > -INFINITY; d++) dot += q[d] * kv->k[j * size + d];
         dot *= a.scale;
         if (a.cap > 0) dot = a.cap * tanh(dot / a.cap);
         score[j] = dot + added;
         top = score[j] > top ? score[j] : top;
     }
-    for (int64_t j = 0; j < keys; j++) {
+    for (int64_t j = first; j < end; j++) {
         double p = score[j] > -INFINITY ? exp(score[j] - top) : 0;
         sum += p;
-        for (int64_t d = 0; d < size && p > 0; d++)
-            out[d] += p * key_number(r, type, i, j, g, d, true);
+        for (int64_t d = 0; d < size && p > 0; d++) out[d] += p * kv->v[j * size + d];
     }
     for (int64_t d = 0; d < size && sum > 0; d++) out[d] /= sum;
+    return top + log(sum);
 }
 
-static void check_rows(const v06 *r, folio_attention_type type)
+double v06_dense_decode(const v06 *r, int i, int64_t h, int64_t first, int64_t end, double *out)
 {
-    /* Of the largest number: f32, and the spacing of the 16-bit types. */
-    double budget = r->d.dtype == FOLIO_F32 ? 2e-6 : r->d.dtype == FOLIO_F16 ? 0x1p-10 : 0x1p-8;
+    head kv = load_head(r, DECODER, i, h / (r->d.num_heads / kv_heads(r)));
+    double lse = dense(r, DECODER, NULL, i, 0, h, &kv, first, end, out);
+    free_head(&kv);
+    return lse;
+}
+
+void v06_check_rows(const v06 *r, folio_attention_type type)
+{
     const folio_vllm06_bias *biases = NULL;
     CHECK_OK(folio_vllm06_get_attn_bias(r->m, type, &biases));
-    int64_t size = r->d.head_size, n = r->out_rows * v06_width(r), at = 0;
+    CHECK(support_buffer_guards_hold(&r->out));
+    int64_t size = r->d.head_size, heads = r->d.num_heads, n = r->out_rows * heads * size, row = 0;
     double *expected = calloc((size_t)n + 1, sizeof *expected), largest = 0;
     if (expected == NULL) abort();
-    for (int i = 0; i < r->num_seqs; i++) {
-        const folio_vllm06_bias *bias = biases != NULL && r->seqs[i].prompt ? &biases[i] : NULL;
-        for (int64_t t = 0; t < rows_of(r, type, i, false); t++)
-            for (int64_t h = 0; h < r->d.num_heads; h++, at += size)
-                dense(r, type, bias, i, t, h, expected + at);
-    }
+    for (int i = 0; i < r->num_seqs; row += rows_of(r, type, i, false), i++)
+        for (int64_t g = 0; g < kv_heads(r); g++) {
+            const folio_vllm06_bias *bias = biases != NULL && r->seqs[i].prompt ? &biases[i] : NULL;
+            int64_t group = heads / kv_heads(r);
+            head kv = load_head(r, type, i, g);
+            for (int64_t k = 0; k < rows_of(r, type, i, false) * group; k++) {
+                int64_t t = k / group, h = g * group + k % group;
+                dense(r, type, bias, i, t, h, &kv, 0, kv.keys,
+                      expected + ((row + t) * heads + h) * size);
+            }
+            free_head(&kv);
+        }
     for (int64_t k = 0; k < n; k++) largest = fmax(largest, fabs(expected[k]));
+    double budget = 2e-6 * largest; /* and the spacing of the 16-bit types */
+    if (r->d.dtype != FOLIO_F32) budget += kit_ulp(r->d.dtype, largest);
     for (int64_t k = 0; k < n; k++) {
         double got = v06_out(r, 0, k);
-        CHECK_MSG(fabs(got - expected[k]) <= budget * largest,
+        CHECK_MSG(fabs(got - expected[k]) <= budget,
                   "%s, row %lld, column %lld: %.9g, expected %.9g", folio_attention_type_name(type),
                   (long long)(k / v06_width(r)), (long long)(k % v06_width(r)), got, expected[k]);
     }
@@ -461,6 +507,18 @@ void v06_check_images(const v06 *r)
     }
 }
 
+void v06_expect_stored(v06 *r, folio_attention_type type)
+{
+    bool cross = type == CROSS;
+    int64_t row = 0;
+    for (int i = 0; i < r->num_seqs; i++) {
+        const v06_seq *s = &r->seqs[i];
+        int64_t first = cross ? 0 : s->seq_len - s->query_len;
+        for (int64_t t = 0; t < rows_of(r, type, i, true); t++, row++)
+            image_store(r, cross, cross ? r->cross_slots[row] : r->slots[row], s->id, first + t);
+    }
+}
+
 void v06_run_as(v06 *r, folio_attention_type type)
 {
     folio_vllm06_forward_args a = v06_args(r, type);
@@ -468,33 +526,28 @@ void v06_run_as(v06 *r, folio_attention_type type)
     CHECK_MSG(status == FOLIO_OK, "forward as %s: %s", folio_attention_type_name(type),
               folio_last_error());
     if (status != FOLIO_OK) return;
-    bool cross = type == CROSS, stores = cross || type == DECODER;
-    int64_t row = 0;
-    for (int i = 0; i < r->num_seqs && stores && a.kv_cache != NULL && a.key.data != NULL; i++) {
-        const v06_seq *s = &r->seqs[i];
-        int64_t first = cross ? 0 : s->seq_len - s->query_len;
-        for (int64_t t = 0; t < rows_of(r, type, i, true); t++, row++)
-            image_store(r, cross, cross ? r->cross_slots[row] : r->slots[row], s->id, first + t);
-    }
+    if ((type == CROSS || type == DECODER) && a.kv_cache != NULL && a.key.data != NULL)
+        v06_expect_stored(r, type);
     v06_check_images(r);
-    check_rows(r, type);
-    CHECK(support_buffer_guards_hold(&r->out));
+    v06_check_rows(r, type);
+}
+
+folio_attention_type v06_type(char letter)
+{
+    return letter == 'D' ? DECODER : letter == 'E' ? ENCODER : letter == 'O' ? ENCODER_ONLY : CROSS;
 }
 
 void v06_run(v06 *r, const char *types)
 {
-    for (; *types != '\0'; types++)
-        v06_run_as(r, *types == 'D'   ? DECODER
-                      : *types == 'E' ? ENCODER
-                      : *types == 'O' ? ENCODER_ONLY
-                                      : CROSS);
+    for (; *types != '\0'; types++) v06_run_as(r, v06_type(*types));
 }
 
-void v06_run_unstored(v06 *r)
+folio_vllm06_kv_cache v06_in_two(const folio_vllm06_kv_cache *c)
 {
-    folio_vllm06_forward_args a = v06_args(r, DECODER);
-    CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
-    v06_check_images(r);
+    folio_vllm06_kv_cache two = *c;
+    two.bytes /= 2;
+    two.value_cache = (char *)c->key_cache + two.bytes;
+    return two;
 }
 
 void v06_rerun(v06 *r, const char *types)
@@ -525,6 +578,61 @@ void v06_rejects(v06 *r, folio_attention_type type, const char *words, const cha
 {
     folio_vllm06_forward_args a = v06_args(r, type);
     v06_rejected(r, &a, words, file, line);
+}
+
+/* Arrays of the fields, of as many numbers as they have. */
+typedef struct {
+    size_t field, size;
+    int64_t count;
+} array;
+#define ARRAY(field, count)                                                                        \
+    {                                                                                              \
+        offsetof(folio_vllm06_metadata_fields, field),                                             \
+            sizeof *((folio_vllm06_metadata_fields *)NULL)->field, count                           \
+    }
+
+void v06_check_fields(const folio_vllm06_metadata *m, const folio_vllm06_metadata_fields *given)
+{
+    folio_vllm06_metadata_fields f = *given;
+    const folio_vllm06_metadata_fields *got = folio_vllm06_metadata_get(m);
+    int64_t p = f.num_prefills, n = p + f.num_decode_tokens;
+    const array arrays[] = {
+        ARRAY(slot_mapping, f.num_prefill_tokens + f.num_decode_tokens),
+        ARRAY(seq_lens, n),
+        ARRAY(seq_lens_tensor, n),
+        ARRAY(query_start_loc, n + 1),
+        ARRAY(seq_start_loc, n + 1),
+        ARRAY(context_lens_tensor, n),
+        ARRAY(block_tables, n * f.block_tables_stride),
+        ARRAY(encoder_seq_lens, n),
+        ARRAY(encoder_seq_lens_tensor, n),
+        ARRAY(cross_slot_mapping, p > 0 ? f.num_encoder_tokens : 0),
+        ARRAY(cross_block_tables, n * f.cross_block_tables_stride),
+        ARRAY(encoder_seq_start_loc, n + 1),
+        ARRAY(seqlen_q, p + 1),
+        ARRAY(kv_start_loc, p + 1),
+        ARRAY(prefill_block_tables, p * f.prefill_block_tables_stride),
+    };
+    for (int i = 0; i < COUNT_OF(arrays); i++) {
+        const array *a = &arrays[i];
+        const void *x, *y;
+        memcpy(&x, (char *)&f + a->field, sizeof x);
+        memcpy(&y, (const char *)got + a->field, sizeof y);
+        if (x == NULL) continue;
+        CHECK_MSG(y != NULL && y != x && memcmp(x, y, (size_t)a->count * a->size) == 0,
+                  "array %d of the fields differs", i);
+        memcpy((char *)&f + a->field, &y, sizeof y);
+    }
+    v06_check_same_fields(got, &f);
+}
+
+void v06_check_same_fields(const folio_vllm06_metadata_fields *a,
+                           const folio_vllm06_metadata_fields *b)
+{
+    const size_t end = offsetof(folio_vllm06_metadata_fields, chunked_prefill) + sizeof(int32_t);
+    for (size_t at = 0; at < end; at += sizeof(int32_t))
+        CHECK_MSG(memcmp((const char *)a + at, (const char *)b + at, sizeof(int32_t)) == 0,
+                  "the field at byte %zu differs", at);
 }
 
 const folio_vllm06_metadata_fields *v06_get(const v06 *r)

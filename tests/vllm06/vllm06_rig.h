@@ -17,7 +17,7 @@
 #define CROSS FOLIO_ATTENTION_ENCODER_DECODER
 #define REJECTED(call, words) REFUSED(call, FOLIO_ERR_ARGUMENT, words)
 
-enum { V06_SEQS = 6, V06_TOKENS = 320, V06_LAYERS = 2 };
+enum { V06_SEQS = 6, V06_TOKENS = 1200, V06_LAYERS = 2 };
 
 /* One sequence of a step; id names its numbers and its blocks for all steps. */
 typedef struct {
@@ -36,11 +36,13 @@ typedef struct {
     float slopes[8]; /* for d.alibi_slopes */
     float k_scale, v_scale;
     /* layer 0: self-attention; layer 1: cross attention */
+    int64_t max_tokens; /* of a sequence */
     int64_t block_size, num_blocks, blocks_per_seq, x;
     folio_dtype kv_dtype;
     support_buffer cache[V06_LAYERS];
     unsigned char *image[V06_LAYERS];
     folio_vllm06_kv_cache kv[V06_LAYERS];
+    bool strided;              /* rows of query, key and value have gaps, of NaN */
     bool no_cache;             /* profiling run */
     bool no_key;               /* cross attention without K and V */
     int64_t clipped[V06_SEQS]; /* tokens of a decode that its length and table leave out */
@@ -64,6 +66,12 @@ typedef void (*v06_body)(v06 *r);
  * initialised and not open. A step that cannot be made ends the body. */
 void v06_on_all(v06_body body);
 void v06_on_one(const char *original, v06_body body);
+#define V06_TEST_(name, run)                                                                       \
+    static void name(v06 *r);                                                                      \
+    TEST(vllm06, name) { run; }                                                                    \
+    static void name(v06 *r)
+#define V06_TEST(name) V06_TEST_(name, v06_on_all(name))
+#define V06_TEST_OF(original, name) V06_TEST_(name, v06_on_one(original, name))
 /* Ends the body where what it needs is not there. */
 void v06_need(bool there);
 
@@ -77,22 +85,21 @@ void v06_open(v06 *r);
 
 /* Fill the fields for these sequences, prompts first. */
 void v06_fields(v06 *r, const v06_seq *seqs, int n);
-/* The cross block tables of the fields in rows of fewer blocks, unlike those of block_tables. */
+/* The tables of the fields in rows of fewer blocks. */
+void v06_narrow(v06 *r, int64_t stride);
 void v06_narrow_cross(v06 *r, int64_t stride);
 /* Metadata from the fields as a test has changed them, in place of the step before. */
 void v06_remake(v06 *r);
 /* Both. */
 void v06_step(v06 *r, const v06_seq *seqs, int n);
-/* Sequence i of the step to a builder, with all the blocks it needs; fresh: a prompt's encoder is new. */
-void v06_add(const v06 *r, folio_vllm06_builder *builder, int i, bool fresh);
 /* Arguments with fresh tensors for the step; output is NaN between guards. */
 folio_vllm06_forward_args v06_args(v06 *r, folio_attention_type type);
 /* Forward as this type; then the cache's bytes and every row of the output are checked. */
 void v06_run_as(v06 *r, folio_attention_type type);
-/* The same for each letter: D decoder, E encoder, O encoder-only, X cross attention. */
+/* D decoder, E encoder, O encoder-only, X cross attention. */
+folio_attention_type v06_type(char letter);
+/* The same for each letter. */
 void v06_run(v06 *r, const char *types);
-/* Decoder attention that stores nothing; its rows are not looked at. */
-void v06_run_unstored(v06 *r);
 /* The fields as they stand, and v06_run; and a step. */
 void v06_rerun(v06 *r, const char *types);
 void v06_play(v06 *r, const v06_seq *seqs, int n, const char *types);
@@ -106,10 +113,22 @@ void v06_rejects(v06 *r, folio_attention_type type, const char *words, const cha
 /* The fields of the step's metadata. */
 const folio_vllm06_metadata_fields *v06_get(const v06 *r);
 
+/* The metadata has these fields, with arrays of its own; and fields that are the same, arrays too. */
+void v06_check_fields(const folio_vllm06_metadata *m, const folio_vllm06_metadata_fields *given);
+void v06_check_same_fields(const folio_vllm06_metadata_fields *a,
+                           const folio_vllm06_metadata_fields *b);
 /* The metadata has biases of this type, with the numbers that were given, in memory of its own. */
 void v06_check_biases(const v06 *r, folio_attention_type type, const folio_vllm06_bias *given,
                       int n);
 
+/* The step's keys and values are stored, in the image; and every row of the output. */
+void v06_expect_stored(v06 *r, folio_attention_type type);
+void v06_check_rows(const v06 *r, folio_attention_type type);
+/* Decode i over keys [first, end) of the cache into out[head_size]; returns lse. */
+double v06_dense_decode(const v06 *r, int i, int64_t h, int64_t first, int64_t end, double *out);
+
+/* The same memory said to be two tensors. */
+folio_vllm06_kv_cache v06_in_two(const folio_vllm06_kv_cache *c);
 /* Both caches hold the bytes of the rig's image, and nothing else. */
 void v06_check_images(const v06 *r);
 int64_t v06_slot(const v06 *r, int id, int64_t token, bool cross);
@@ -117,25 +136,5 @@ int64_t v06_slot(const v06 *r, int id, int64_t token, bool cross);
 double v06_out(const v06 *r, int64_t row, int64_t column);
 /* Columns of a row. */
 int64_t v06_width(const v06 *r);
-
-/* ------------------------------------------------------ what is the same for all of them */
-
-/* Each name is a test, v06_same_<name> of vllm06_same*.c. */
-/* clang-format off */
-#define V06_SAME(V) \
-    V(get_name) V(classes) V(get_kv_cache_shape) V(split_kv_cache) V(swap_blocks) V(copy_blocks) \
-    V(supported_sizes) V(get_seq_lens) V(get_seq_len_block_table_args) V(mixed_step) \
-    V(metadata_fields) V(metadata_builder) V(prompts_then_decodes) V(profiling_run) \
-    V(use_cuda_graph) V(k_scale_v_scale) V(dtypes) V(num_queries_per_kv) V(fused_qkv) \
-    V(alibi_slopes) V(sliding_window) V(logits_soft_cap) V(make_biases) V(set_attn_bias) \
-    V(encoder_decoder) V(encoder_only) V(clipped_window) V(cross_decode_metadata) \
-    V(shared_prefix) V(prefix_hit) V(more_fields) V(bad_sums) V(split_arrays) V(graph_padding) \
-    V(compat) V(compat_differs) V(graph_capture) V(graph_cross) V(graph_clone) V(graph_errors) \
-    V(builder_window) V(builder_pad) V(incomplete_metadata) V(init_errors) V(metadata_errors) \
-    V(builder_errors) V(biases_in_fields) V(no_encoder) \
-    V(cross_bias_of_cached_encoder) V(forward_errors) V(views) V(is_prompt)
-/* clang-format on */
-#define V06_DECLARE(name) void v06_same_##name(v06 *r);
-V06_SAME(V06_DECLARE)
 
 #endif

@@ -1,345 +1,228 @@
-/* vllm06_same_builder.c: what CommonMetadataBuilder does for windows and graphs; see vllm06_rig.h. */
+/* vllm06_same_builder.c: the builder's metadata, field by field what the rig makes of the same sequences. */
 #include "vllm06/vllm06_rig.h"
 
-#include <math.h>
+typedef struct {
+    v06_seq seqs[4];
+    int n, real;                   /* sequences, and those before a graph's padding; 0: no graph */
+    int64_t window, max_len;       /* 0: none, no graph's */
+    int64_t clipped[4], masked[4]; /* tokens that table and length leave out; that have slot -1 */
+    int64_t spare;                 /* blocks past those that are needed */
+    bool chunked, cached, no_own, no_cross; /* cached: no encoder is new; no blocks of a kind */
+    const char *run;
+} built;
 
-/* What was added, in place of the step before: its fields. */
-static const folio_vllm06_metadata_fields *build_added(v06 *r, folio_vllm06_builder *builder)
+static int64_t blocks_of(const v06 *r, const built *c, int i, bool cross)
 {
-    folio_vllm06_metadata_destroy(r->m);
-    r->m = NULL;
-    CHECK_OK(folio_vllm06_builder_build(builder, &r->m));
-    v06_need(r->m != NULL);
-    return v06_get(r);
+    const v06_seq *s = &c->seqs[i];
+    int64_t len = cross ? s->encoder_len : s->seq_len;
+    if ((cross ? c->no_cross : c->no_own) || i >= c->real || len == 0) return 0;
+    return (len + r->block_size - 1) / r->block_size + c->spare;
 }
 
-/* The first `real` sequences of a step to the builder; the rig expects all. */
-static void add(v06 *r, folio_vllm06_builder *builder, const v06_seq *seqs, int n, int real)
+/* Rows of a table in the rig's place of it, as wide as the longest or as a graph's. */
+static void expect_table(v06 *r, const built *c, bool cross)
 {
-    v06_fields(r, seqs, n);
-    for (int i = 0; i < real; i++) v06_add(r, builder, i, false);
-}
-
-/* A step of the rig through the builder. */
-static const folio_vllm06_metadata_fields *build(v06 *r, folio_vllm06_builder *builder,
-                                                 const v06_seq *seqs, int n)
-{
-    add(r, builder, seqs, n, n);
-    return build_added(r, builder);
-}
-
-/* The same of a graph: sequences past `real` are padding, and more of it may follow. */
-static const folio_vllm06_metadata_fields *build_padded(v06 *r, folio_vllm06_builder *builder,
-                                                        const v06_seq *seqs, int n, int real,
-                                                        int by)
-{
-    add(r, builder, seqs, n, real);
-    CHECK_OK(folio_vllm06_builder_pad(builder, by));
-    return build_added(r, builder);
-}
-
-/* The step's first n rows are those of n sequences alone. */
-static void check_rows_alone(v06 *r, folio_attention_type type, const v06_seq *seqs, int n)
-{
-    float rows[2 * 4 * 32];
-    int width = (int)v06_width(r);
-    folio_vllm06_forward_args a = v06_args(r, type);
-    CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
-    memcpy(rows, r->out.data, (size_t)(n * width) * sizeof *rows);
-    v06_step(r, seqs, n);
-    v06_run_as(r, type);
-    for (int k = 0; k < n * width; k++) CHECK(fabs(v06_out(r, 0, k) - (double)rows[k]) <= 1e-5);
-}
-
-/* A prompt's first tokens are not stored. The originals held the window against the new tokens alone. */
-static void window_of_prompts(v06 *r, folio_vllm06_builder *builder)
-{
-    static const v06_seq whole[] = {{0, true, 99, 99, 0}, {1, true, 20, 20, 0}};
-    static const v06_seq chunk[] = {{1, true, 40, 60, 0}}, long_chunk[] = {{1, true, 60, 70, 0}};
-    const folio_vllm06_seq bare = FOLIO_WITH(folio_vllm06_seq, .is_prompt = 1, .token_len = 40,
-                                             .encoder_seq_len = 5, .encoder_is_new = 1);
-    const folio_vllm06_metadata_fields *f = build(r, builder, whole, 2);
-    for (int i = 0; i < 99; i++)
-        CHECK_INT(f->slot_mapping[i], i < 67 ? -1 : v06_slot(r, 0, i, false));
-    CHECK(f->slot_mapping[99] == v06_slot(r, 1, 0, false));
-    CHECK(f->seq_lens[0] == 99 && f->block_tables == NULL); /* no context: no table */
-    memcpy(r->slots, f->slot_mapping, 67 * sizeof *r->slots);
-    v06_run(r, "D");
-    f = build(r, builder, chunk, 1); /* 40 new tokens: all past position 8 */
-    CHECK(f->slot_mapping[0] == v06_slot(r, 1, 20, false));
-    CHECK(f->block_tables_stride == 4 && f->context_lens_tensor[0] == 20);
-    for (int k = 0; k < 4; k++) /* of the context and of the new tokens */
-        CHECK_INT(f->block_tables[k], v06_slot(r, 1, 16 * k, false) / 16);
-    v06_run(r, "D");
-    f = build(r, builder, long_chunk, 1); /* 60 new tokens: none before position 28 */
-    for (int i = 0; i < 60; i++)
-        CHECK_INT(f->slot_mapping[i], i < 18 ? -1 : v06_slot(r, 1, 10 + i, false));
-    CHECK_OK(folio_vllm06_builder_add(builder, &bare)); /* of a profiling run: no blocks yet */
-    f = build_added(r, builder);
-    CHECK(f->num_prefills == 1 && f->num_encoder_tokens == 5);
-    for (int i = 0; i < 40; i++) CHECK_INT(f->slot_mapping[i], -1);
-    for (int i = 0; i < 5; i++) CHECK_INT(f->cross_slot_mapping[i], -1);
-}
-
-/* Slots of an encoder follow from its cross blocks, and those of a prompt from its blocks: with only one of the two,
- * the other's slots are all -1. */
-static void one_kind_of_blocks(v06 *r, folio_vllm06_builder *builder)
-{
-    static const int32_t own[] = {5}, crossed[] = {7};
-    folio_vllm06_seq s =
-        FOLIO_WITH(folio_vllm06_seq, .is_prompt = 1, .token_len = 6, .block_table = own,
-                   .num_blocks = 1, .encoder_seq_len = 4, .encoder_is_new = 1);
-    CHECK_OK(folio_vllm06_builder_add(builder, &s));
-    s.num_blocks = 0;
-    s.cross_block_table = crossed;
-    s.num_cross_blocks = 1;
-    CHECK_OK(folio_vllm06_builder_add(builder, &s));
-    const folio_vllm06_metadata_fields *f = build_added(r, builder);
-    CHECK(f->num_prefill_tokens == 12 && f->num_encoder_tokens == 8);
-    for (int i = 0; i < 12; i++) CHECK_INT(f->slot_mapping[i], i < 6 ? 5 * 16 + i : -1);
-    for (int i = 0; i < 8; i++) CHECK_INT(f->cross_slot_mapping[i], i < 4 ? -1 : 7 * 16 + i - 4);
-    CHECK(f->cross_block_tables_stride == 1 && f->cross_block_tables[0] == FOLIO_NO_BLOCK);
-    CHECK_INT(f->cross_block_tables[1], 7);
-}
-
-/* A decode's length and table are clipped, and its context is not. What is left is enough for the window. */
-static void window_of_decodes(v06 *r, folio_vllm06_builder *builder)
-{
-    static const v06_seq decodes[] = {{0, false, 1, 100, 0}, {1, false, 1, 61, 0}};
-    r->clipped[0] = 64;
-    r->clipped[1] = 16;
-    const folio_vllm06_metadata_fields *f = build(r, builder, decodes, 2);
-    CHECK(f->seq_lens[0] == 36 && f->seq_lens[1] == 45 && f->max_decode_seq_len == 45);
-    CHECK(f->context_lens_tensor[0] == 99 && f->context_lens_tensor[1] == 60);
-    CHECK(f->block_tables_stride == 3 && f->slot_mapping[0] == v06_slot(r, 0, 99, false));
-    CHECK(f->block_tables[0] == v06_slot(r, 0, 64, false) / 16);
-    CHECK(f->block_tables[3] == v06_slot(r, 1, 16, false) / 16);
-    v06_run(r, "D");
-    /* a graph's row has room for the clipped table, not for the 7 blocks of length 100 */
-    f = build_padded(r, builder, decodes, 2, 2, 0);
-    CHECK(f->seq_lens[0] == 36 && f->block_tables_stride == 4 && f->use_cuda_graph == 1);
-    CHECK(f->block_tables[0] == v06_slot(r, 0, 64, false) / 16 && f->block_tables[3] == 0);
-    v06_run(r, "D");
-}
-
-/* Decodes that are kept whole: shorter than the window, or longer by less than a block. Lengths of whole blocks. */
-static void window_not_reached(v06 *r, folio_vllm06_builder *builder)
-{
-    static const int64_t lens[] = {5, 32, 47, 48, 96}, clipped[] = {0, 0, 0, 16, 64};
-    memset(r->clipped, 0, sizeof r->clipped);
-    for (int i = 0; i < COUNT_OF(lens); i++) {
-        const v06_seq decode[] = {{3, false, 1, lens[i], 0}};
-        r->clipped[0] = clipped[i];
-        const folio_vllm06_metadata_fields *f = build(r, builder, decode, 1);
-        CHECK_INT(f->seq_lens[0], lens[i] - clipped[i]);
-        CHECK_INT(f->block_tables_stride, (lens[i] - clipped[i] + 15) / 16);
-        CHECK_INT(f->block_tables[0], v06_slot(r, 3, clipped[i], false) / 16);
-        CHECK_INT(f->slot_mapping[0], v06_slot(r, 3, lens[i] - 1, false));
-        CHECK_INT(f->context_lens_tensor[0], lens[i] - 1);
+    bool graph = c->max_len > 0;
+    int32_t *tables = cross ? r->cross_tables : r->tables;
+    int64_t used[4],
+        stride = graph && !cross ? (c->max_len + r->block_size - 1) / r->block_size : 0;
+    for (int i = 0; i < c->n; i++) {
+        const v06_seq *s = &c->seqs[i];
+        bool whole = s->prompt && s->query_len == s->seq_len && !c->chunked && !cross;
+        used[i] = whole ? 0 : blocks_of(r, c, i, cross);
+        if (!cross && used[i] > 0) used[i] -= c->clipped[i] / r->block_size;
+        if (used[i] > stride) stride = used[i];
     }
-    memset(r->clipped, 0, sizeof r->clipped);
+    for (int64_t k = 0; k < c->n * stride; k++) {
+        int64_t i = k / stride, at = k % stride;
+        tables[k] = at < used[i] ? tables[i * r->blocks_per_seq + at] : graph ? 0 : FOLIO_NO_BLOCK;
+    }
+    *(cross ? &r->f.cross_block_tables_stride : &r->f.block_tables_stride) = stride;
+    *(cross ? &r->f.cross_block_tables : &r->f.block_tables) = stride > 0 ? tables : NULL;
 }
 
-/* A window of 24 is rounded up to 32; of length 89 that and the last block's 9 tokens are left. */
-static void window_within_a_block(v06 *r, folio_vllm06_builder *builder)
+/* The rig's fields and metadata for these sequences. */
+static void expect_built(v06 *r, const built *c)
 {
-    static const v06_seq decode[] = {{0, false, 1, 89, 0}};
-    r->clipped[0] = 48;
-    const folio_vllm06_metadata_fields *f = build(r, builder, decode, 1);
-    CHECK(f->seq_lens[0] == 41 && f->context_lens_tensor[0] == 88 && f->block_tables_stride == 3);
-    CHECK(f->block_tables[0] == v06_slot(r, 0, 48, false) / 16);
+    memcpy(r->clipped, c->clipped, sizeof c->clipped);
+    v06_fields(r, c->seqs, c->n);
+    bool encoder = r->f.encoder_seq_lens != NULL;
+    int64_t token = 0;
+    for (int i = 0; i < c->n; i++)
+        for (int64_t t = 0; t < c->seqs[i].query_len; t++, token++)
+            if (t < c->masked[i] || i >= c->real || c->no_own) r->slots[token] = -1;
+    for (int64_t t = 0; c->no_cross && t < r->f.num_encoder_tokens; t++) r->cross_slots[t] = -1;
+    if (c->cached) r->f.num_encoder_tokens = 0;
+    expect_table(r, c, false);
+    if (encoder) expect_table(r, c, true);
+    r->f.use_cuda_graph = c->max_len > 0;
+    r->f.is_prompt = 0; /* worked out */
+    v06_remake(r);
 }
 
-/* The table of a prompt with a prefix hit is whole, also what its tokens do not need yet. */
-static void spare_blocks(v06 *r, folio_vllm06_builder *builder)
+static folio_vllm06_metadata *build(const v06 *r, const built *c)
 {
-    static const int32_t table[] = {7, 2, 5};
-    const folio_vllm06_seq seq =
-        FOLIO_WITH(folio_vllm06_seq, .is_prompt = 1, .token_len = 4, .context_len = 16,
-                   .block_table = table, .num_blocks = COUNT_OF(table));
-    CHECK_OK(folio_vllm06_builder_add(builder, &seq));
-    const folio_vllm06_metadata_fields *f = build_added(r, builder);
-    CHECK_INT(f->block_tables_stride, COUNT_OF(table));
-    CHECK(memcmp(f->block_tables, table, sizeof table) == 0);
+    folio_vllm06_builder *builder = NULL;
+    folio_vllm06_metadata *m = NULL;
+    folio_vllm06_builder_desc d = FOLIO_WITH(
+        folio_vllm06_builder_desc, .block_size = r->block_size, .sliding_window = c->window,
+        .max_seq_len_to_capture = c->max_len, .chunked_prefill_enabled = c->chunked);
+    CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &d, &builder));
+    for (int again = 0; again < 2; again++) { /* the builder is empty again */
+        folio_vllm06_metadata_destroy(m);
+        for (int i = 0; i < c->real; i++) {
+            int32_t tables[2][V06_TOKENS];
+            const v06_seq *s = &c->seqs[i];
+            int64_t blocks[] = {blocks_of(r, c, i, false), blocks_of(r, c, i, true)};
+            for (int k = 0; k < 2; k++)
+                for (int64_t b = 0; b < blocks[k]; b++)
+                    tables[k][b] =
+                        (int32_t)(v06_slot(r, s->id, b * r->block_size, k) / r->block_size);
+            const folio_vllm06_seq a =
+                FOLIO_WITH(folio_vllm06_seq, .is_prompt = s->prompt, .token_len = s->query_len,
+                           .context_len = s->seq_len - s->query_len, .block_table = tables[0],
+                           .num_blocks = blocks[0], .encoder_seq_len = s->encoder_len,
+                           .encoder_is_new = s->prompt && !c->cached,
+                           .cross_block_table = tables[1], .num_cross_blocks = blocks[1]);
+            CHECK_OK(folio_vllm06_builder_add(builder, &a));
+        }
+        if (c->max_len > 0) CHECK_OK(folio_vllm06_builder_pad(builder, c->n - c->real));
+        CHECK_OK(folio_vllm06_builder_build(builder, &m));
+    }
+    folio_vllm06_builder_destroy(builder);
+    return m;
 }
 
-/* Windows over blocks of 16. */
-void v06_same_builder_window(v06 *r)
+/* Sequence after sequence becomes a step. The layer has the window; padding is a sequence in block 0, length 1. */
+static void check_built(v06 *r, const built *cases, int n)
 {
+    for (int i = 0; i < n; i++) {
+        built c = cases[i];
+        if (c.max_len == 0) c.real = c.n;
+        expect_built(r, &c);
+        folio_vllm06_metadata *m = build(r, &c);
+        if (m == NULL) continue;
+        int before = test_failures();
+        v06_check_fields(m, v06_get(r));
+        if (test_failures() != before) printf("  ... in step %d\n", i);
+        folio_vllm06_metadata_destroy(r->m);
+        r->m = m;
+        if (c.run != NULL) v06_run(r, c.run);
+    }
+}
+
+V06_TEST(metadata_builder)
+{
+    static const built cases[] = {
+        {{{0, true, 6, 6, 11}, {1, true, 8, 8, 28}}, 2, .run = "DEX"}, /* whole: no tables */
+        {{{0, true, 6, 6, 11}, {1, true, 9, 17, 28}}, 2, .run = "DEX"},
+        {{{0, true, 6, 6, 11}, {1, true, 9, 17, 28}}, 2, .chunked = true, .run = "DEX"},
+        {{{1, false, 1, 18, 28}, {0, false, 1, 7, 11}}, 2, .run = "D"},
+        {{{0, true, 6, 6, 11}, {1, false, 1, 18, 28}}, 2, .chunked = true, .run = "DX"},
+        {{{1, false, 1, 18, 0}, {0, false, 1, 1, 0}}, 2, .run = "D"},
+        {{{1, false, 1, 18, 0}, {0, false, 1, 1, 0}}, 2, .chunked = true},
+        {{{0, true, 9, 17, 0}, {1, true, 2, 6, 0}},
+         2,
+         .run = NULL}, /* the longest table is the first */
+        {{{0, 0, 0, 0, 0}}, 0, .run = NULL},
+        /* new encoders are counted, those that are cached and those of decodes are not */
+        {{{0, true, 6, 6, 28}, {1, true, 9, 17, 11}, {2, false, 1, 7, 20}, {3, false, 1, 18, 0}},
+         4,
+         .run = NULL},
+        {{{0, true, 6, 6, 28}, {1, true, 9, 17, 11}, {2, false, 1, 7, 20}, {3, false, 1, 18, 0}},
+         4,
+         .cached = true},
+        {{{0, true, 4, 20, 5}, {1, true, 4, 4, 11}}, 2, .spare = 2}, /* tables are whole */
+        /* of a profiling run, and with one kind of blocks: the slots of the other are -1 */
+        {{{0, true, 40, 40, 5}}, 1, .no_own = true, .no_cross = true},
+        {{{0, true, 4, 4, 5}}, 1, .no_own = true},
+        {{{0, true, 4, 4, 5}}, 1, .no_cross = true}};
+    check_built(r, cases, COUNT_OF(cases));
+}
+
+/* A prompt's first tokens are not stored: the originals hold the window against the new tokens alone. A decode's length
+ * and table are clipped to the window, rounded up to blocks, and its context is not. */
+V06_TEST(builder_window)
+{
+    static const built cases[] = {
+        {{{0, true, 99, 99, 0}, {1, true, 20, 20, 0}}, 2, .window = 32, .masked = {67}, .run = "D"},
+        {{{1, true, 40, 60, 0}}, 1, .window = 32, .run = "D"},
+        {{{1, true, 60, 70, 0}}, 1, .window = 32, .masked = {18}},
+        {{{0, false, 1, 100, 0}, {1, false, 1, 61, 0}},
+         2,
+         .window = 32,
+         .clipped = {64, 16},
+         .run = "D"},
+        {{{3, false, 1, 5, 0}}, 1, .window = 32},
+        {{{3, false, 1, 32, 0}}, 1, .window = 32},
+        {{{3, false, 1, 47, 0}}, 1, .window = 32},
+        {{{3, false, 1, 48, 0}}, 1, .window = 32, .clipped = {16}},
+        {{{3, false, 1, 96, 0}}, 1, .window = 32, .clipped = {64}},
+        {{{3, false, 1, 89, 0}}, 1, .window = 24, .clipped = {48}},
+        /* a graph's row has room for the clipped table, not for the 7 blocks of length 100 */
+        {{{0, false, 1, 100, 0}, {1, false, 1, 61, 0}},
+         2,
+         2,
+         .window = 32,
+         .max_len = 64,
+         .clipped = {64, 16},
+         .run = "D"}};
     r->block_size = 16;
     r->d.sliding_window = 32;
-    folio_vllm06_builder_desc d = FOLIO_WITH(folio_vllm06_builder_desc, .block_size = 16,
-                                             .sliding_window = 32, .max_seq_len_to_capture = 64);
-    v06_open(r);
-    folio_vllm06_builder *of_32 = NULL, *of_24 = NULL;
-    CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &d, &of_32));
-    d.sliding_window = 24;
-    CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &d, &of_24));
-    window_of_prompts(r, of_32);
-    one_kind_of_blocks(r, of_32);
-    window_of_decodes(r, of_32);
-    window_not_reached(r, of_32);
-    window_within_a_block(r, of_24);
-    spare_blocks(r, of_32);
-    folio_vllm06_builder_destroy(of_32);
-    folio_vllm06_builder_destroy(of_24);
-}
-
-/* A decode that writes to block 0, from which all padding reads. */
-static void pad_over_block_0(v06 *r, folio_vllm06_builder *builder)
-{
-    static const v06_seq prompt[] = {{0, true, 3, 3, 0}};
-    static const v06_seq decode[] = {{0, false, 1, 4, 0}, {5, false, 1, 1, 0}};
-    build(r, builder, prompt, 1);
-    v06_run(r, "D");
-    build_padded(r, builder, decode, 2, 1, 1);
-    CHECK(r->slots[0] == 3); /* block 0 */
-    check_rows_alone(r, DECODER, decode, 1);
-}
-
-/* The longest list of cross blocks, not the longest encoder, gives the rows of a graph's table. */
-static void pad_with_spare_cross_blocks(v06 *r, folio_vllm06_builder *builder)
-{
-    static const int32_t table[] = {7, 2, 5};
-    const folio_vllm06_seq seq = FOLIO_WITH(
-        folio_vllm06_seq, .token_len = 1, .context_len = 4, .block_table = table, .num_blocks = 1,
-        .encoder_seq_len = 5, .cross_block_table = table, .num_cross_blocks = COUNT_OF(table));
-    CHECK_OK(folio_vllm06_builder_add(builder, &seq));
-    CHECK_OK(folio_vllm06_builder_pad(builder, 1));
-    const folio_vllm06_metadata_fields *f = build_added(r, builder);
-    CHECK_INT(f->cross_block_tables_stride, COUNT_OF(table));
-    CHECK(memcmp(f->cross_block_tables, table, sizeof table) == 0);
-}
-
-/* Padding has an encoder of length 1 in block 0, and changes no other row of cross attention. */
-static void pad_with_encoders(v06 *r, folio_vllm06_builder *builder)
-{
-    static const v06_seq prompts[] = {{0, true, 13, 13, 11}, {1, true, 8, 8, 20}};
-    static const v06_seq decodes[] = {
-        {1, false, 1, 9, 20}, {0, false, 1, 14, 11}, {4, false, 1, 1, 1}, {5, false, 1, 1, 1}};
-    v06_play(r, prompts, 2, "DX");
-    const folio_vllm06_metadata_fields *f = build_padded(r, builder, decodes, 4, 2, 2);
-    CHECK(f->encoder_seq_lens[0] == 20 && f->encoder_seq_lens[1] == 11);
-    CHECK_INT(f->cross_block_tables_stride, 3);
-    CHECK_INT(f->cross_block_tables[3 + 2], 0); /* past the two blocks of 11 tokens */
-    for (int i = 2; i < 4; i++) {
-        CHECK(f->encoder_seq_lens[i] == 1 && f->encoder_seq_lens_tensor[i] == 1);
-        for (int k = 0; k < 3; k++) CHECK_INT(f->cross_block_tables[i * 3 + k], 0);
-    }
-    r->no_key = true;
-    check_rows_alone(r, CROSS, decodes, 2);
-    r->no_key = false;
-}
-
-/* A decode with more blocks than a graph's row, a prompt, counts that are none. */
-static void bad_padding(v06 *r, folio_vllm06_builder *builder)
-{
-    static const v06_seq long_one[] = {{0, false, 1, 41, 0}}, prompt[] = {{0, true, 3, 3, 0}};
-    static const v06_seq full[] = {{0, false, 1, 40, 0}}; /* as many blocks as the row: padded */
-    static const v06_seq one_long[] = {
-        {0, false, 1, 41, 0}, {1, false, 1, 40, 0}, {0, false, 1, 41, 0}};
-    static const v06_seq both[] = {{0, true, 3, 3, 0}, {1, false, 1, 40, 0}};
-    const folio_vllm06_metadata_fields *f = build_padded(r, builder, full, 1, 1, 1);
-    for (int k = 0; k < 5; k++) CHECK_INT(f->block_tables[k], r->tables[k]);
-    static const struct {
-        const v06_seq *seqs;
-        int n;
-        const char *words;
-    } bad[] = {{long_one, 1, "6 blocks|row holds 5"},
-               {one_long, 2, "sequence 0 has 6 blocks"},
-               {one_long + 1, 2, "sequence 1 has 6 blocks"},
-               {both, 2, "sequence 0 is a prompt"},
-               {prompt, 1, "is a prompt"}};
-    for (int i = 0; i < COUNT_OF(bad); i++) {
-        add(r, builder, bad[i].seqs, bad[i].n, bad[i].n);
-        REJECTED(folio_vllm06_builder_pad(builder, 1), bad[i].words);
-        f = build_added(r, builder); /* without padding */
-        CHECK(f->num_prefills + f->num_decode_tokens == bad[i].n && f->use_cuda_graph == 0);
-    }
-    add(r, builder, prompt, 1, 1);
-    REJECTED(folio_vllm06_builder_pad(builder, -1), "-1");
-    REJECTED(folio_vllm06_builder_pad(builder, INT32_MAX), "2147483646");
-    REJECTED(folio_vllm06_builder_pad(NULL, 1), "NULL");
-    build_added(r, builder);
-}
-
-/* A batch that is full already: by 0, and the step is a graph's all the same. */
-static void pad_by_0(v06 *r, folio_vllm06_builder *builder)
-{
-    static const v06_seq decode[] = {{1, false, 1, 9, 0}};
-    const folio_vllm06_metadata_fields *f = build_padded(r, builder, decode, 1, 1, 0);
-    CHECK(f->num_decode_tokens == 1 && f->use_cuda_graph == 1 && f->block_tables_stride == 5);
-    for (int k = 0; k < 5; k++) CHECK_INT(f->block_tables[k], k < 2 ? r->tables[k] : 0);
+    check_built(r, cases, COUNT_OF(cases));
 }
 
 /* As many sequences as fill the memory of an array: none reaches into the next. */
-static void pad_to_16(v06 *r, folio_vllm06_builder *builder)
+static void pad_to_16(v06 *r)
 {
-    static const v06_seq decode[] = {{1, false, 1, 9, 0}};
-    const folio_vllm06_metadata_fields *f = build_padded(r, builder, decode, 1, 1, 15);
+    static const int32_t table[] = {5, 6};
+    folio_vllm06_builder *builder = NULL;
+    folio_vllm06_metadata *m = NULL;
+    const folio_vllm06_builder_desc d =
+        FOLIO_WITH(folio_vllm06_builder_desc, .block_size = 8, .max_seq_len_to_capture = 33);
+    const folio_vllm06_seq one = FOLIO_WITH(folio_vllm06_seq, .token_len = 1, .context_len = 8,
+                                            .block_table = table, .num_blocks = 2);
+    CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &d, &builder));
+    CHECK_OK(folio_vllm06_builder_add(builder, &one));
+    CHECK_OK(folio_vllm06_builder_pad(builder, 15));
+    REJECTED(folio_vllm06_builder_pad(builder, 1), "already");
+    REJECTED(folio_vllm06_builder_add(builder, &one), "after the padding");
+    CHECK_OK(folio_vllm06_builder_build(builder, &m));
+    v06_need(m != NULL);
+    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
     for (int i = 0; i < 16; i++) {
         CHECK(f->seq_lens[i] == (i == 0 ? 9 : 1) && f->context_lens_tensor[i] == (i == 0 ? 8 : 0));
         CHECK(f->query_start_loc[i + 1] == i + 1 && f->seq_start_loc[i + 1] == i + 9);
-        CHECK(f->slot_mapping[i] == (i == 0 ? r->slots[0] : -1));
+        CHECK(f->slot_mapping[i] == (i == 0 ? 6 * 8 : -1) && f->block_tables[5 * i + 4] == 0);
     }
+    folio_vllm06_metadata_destroy(m);
+    folio_vllm06_builder_destroy(builder);
 }
 
-/* A graph's row is for the blocks that the window leaves. Of length 60 those are 3 of 8 with a window of 16, and 6 with
- * one of 40. */
-static void pad_with_window(v06 *r, folio_vllm06_builder_desc d)
+/* Decodes padded to a graph's batch, also by 0, in rows of a graph's table; of 60 tokens a window of 16 leaves 3 of its
+ * 5 blocks. Padding has an encoder of length 1 in block 0, and is no decode that writes there. */
+V06_TEST(builder_pad)
 {
-    static const v06_seq decode[] = {{1, false, 1, 60, 0}};
-    folio_vllm06_builder *of_16 = NULL, *of_40 = NULL;
-    d.sliding_window = 16;
-    CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &d, &of_16));
-    d.sliding_window = 40;
-    CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &d, &of_40));
-    const folio_vllm06_metadata_fields *f = build_padded(r, of_16, decode, 1, 1, 1);
-    CHECK(f->block_tables_stride == 5 && f->seq_lens[0] == 20 && f->seq_lens[1] == 1);
-    for (int k = 0; k < 10; k++) CHECK_INT(f->block_tables[k], k < 3 ? r->tables[5 + k] : 0);
-    add(r, of_40, decode, 1, 1);
-    REJECTED(folio_vllm06_builder_pad(of_40, 1), "6 blocks|row holds 5");
-    folio_vllm06_builder_destroy(of_16);
-    folio_vllm06_builder_destroy(of_40);
-}
-
-/* Decodes padded to a graph's batch; the row of a graph's table; what cannot be padded. */
-void v06_same_builder_pad(v06 *r)
-{
-    static const v06_seq prompts[] = {{0, true, 13, 13, 0}, {1, true, 8, 8, 0}};
-    static const v06_seq decodes[] = {
-        {1, false, 1, 9, 0}, {0, false, 1, 14, 0}, {4, false, 1, 1, 0}, {5, false, 1, 1, 0}};
-    folio_vllm06_builder *builder = NULL;
-    folio_vllm06_builder_desc d = {
-        .struct_size = sizeof d, .block_size = 8, .max_seq_len_to_capture = 33};
-    v06_open(r);
-    CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &d, &builder));
-    build(r, builder, prompts, 2);
-    v06_run(r, "D");
-    add(r, builder, decodes, 4, 2);
-    CHECK_OK(folio_vllm06_builder_pad(builder, 2));
-    REJECTED(folio_vllm06_builder_pad(builder, 1), "already");
-    folio_vllm06_seq late = {.struct_size = sizeof late, .token_len = 1};
-    REJECTED(folio_vllm06_builder_add(builder, &late), "after the padding");
-    const folio_vllm06_metadata_fields *f = build_added(r, builder);
-    CHECK(f->num_decode_tokens == 4 && f->use_cuda_graph == 1 && f->block_tables_stride == 5);
-    CHECK(f->slot_mapping[1] == r->slots[1] && f->slot_mapping[2] == -1);
-    CHECK(f->seq_lens[3] == 1 && f->seq_lens_tensor[3] == 1 && f->seq_start_loc[4] == 25);
-    CHECK(f->block_tables[1] == r->tables[1] && f->block_tables[2] == 0);
-    for (int k = 10; k < 20; k++) CHECK_INT(f->block_tables[k], 0);
-    check_rows_alone(r, DECODER, decodes, 2);
-    f = build(r, builder, decodes, 1); /* the builder is empty again, and pads no more */
-    CHECK_INT(f->use_cuda_graph, 0);
-    pad_over_block_0(r, builder);
-    pad_with_encoders(r, builder);
-    pad_with_spare_cross_blocks(r, builder);
-    pad_by_0(r, builder);
-    pad_to_16(r, builder);
-    bad_padding(r, builder);
-    pad_with_window(r, d);
-    folio_vllm06_builder_destroy(builder);
-    d.max_seq_len_to_capture = 0;
-    CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &d, &builder));
-    REJECTED(folio_vllm06_builder_pad(builder, 1), "no max_seq_len");
-    folio_vllm06_builder_destroy(builder);
+    static const built cases[] = {
+        {{{0, true, 13, 13, 11}, {1, true, 8, 8, 20}}, 2, .run = "D"},
+        {{{1, false, 1, 9, 0}, {0, false, 1, 14, 0}, {0, false, 1, 1, 0}, {0, false, 1, 1, 0}},
+         4,
+         2,
+         .max_len = 33,
+         .run = "D"},
+        {{{0, false, 1, 4, 0}, {0, false, 1, 1, 0}}, 2, 1, .max_len = 33, .run = "D"},
+        {{{1, false, 1, 40, 0}}, 1, 1, .max_len = 33}, /* as many blocks as the row */
+        {{{1, false, 1, 60, 0}, {0, false, 1, 1, 0}},
+         2,
+         1,
+         .max_len = 33,
+         .window = 16,
+         .clipped = {40}},
+        {{{1, false, 1, 9, 20}, {0, false, 1, 14, 11}, {0, false, 1, 1, 1}, {0, false, 1, 1, 1}},
+         4,
+         2,
+         .max_len = 33},
+        {{{1, false, 1, 5, 5}}, 1, 1, .max_len = 33, .spare = 2}};
+    check_built(r, cases, COUNT_OF(cases));
+    pad_to_16(r);
 }

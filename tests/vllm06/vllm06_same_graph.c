@@ -10,9 +10,9 @@ static const v06_seq first_step[] = {
 static const v06_seq second_step[] = {
     {0, false, 1, 15, 11}, {1, false, 1, 10, 20}, {5, false, 1, 9, 3}, {5, false, 1, 1, 1}};
 
-/* a decode that writes to block 0, which padding reads */
+/* a decode that writes to block 0, which padding reads; of one block each */
 static const v06_seq third_step[] = {
-    {0, false, 1, 4, 11}, {0, false, 1, 1, 1}, {0, false, 1, 1, 1}, {0, false, 1, 1, 1}};
+    {0, false, 1, 4, 11}, {5, false, 1, 8, 3}, {0, false, 1, 1, 1}, {0, false, 1, 1, 1}};
 
 static folio_vllm06_graph_capture_desc capture_desc(const v06 *r)
 {
@@ -42,9 +42,11 @@ static folio_vllm06_metadata *padded_step(v06 *r, const v06_seq *seqs, int num, 
     folio_vllm06_metadata *step = NULL;
     v06_fields(r, seqs, num);
     v06_narrow_cross(r, 4);
+    if (seqs == third_step) v06_narrow(r, 1); /* a single column, which PyTorch spreads */
     for (int i = real; i < num; i++) r->slots[i] = -1;
     r->f.use_cuda_graph = 1;
     *(real % 2 ? &r->f.seq_lens : &r->f.seq_lens_tensor) = NULL; /* either is enough */
+    if (real % 2) r->f.encoder_seq_lens = NULL;                  /* the tensor, where it is read */
     CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &step));
     v06_need(step != NULL);
     return step;
@@ -102,10 +104,10 @@ static void replay(v06 *r, const folio_vllm06_graph_input_buffers *b, const v06_
 
 /* A step of two layers, the second with a window: the graph has a plan for each, and both follow the buffers. */
 static void replay_both(v06 *r, const folio_vllm06_graph_input_buffers *b, const v06_seq *seqs,
-                        int real, folio_vllm06_impl *windowed)
+                        int real, int encoders, folio_vllm06_impl *windowed)
 {
     folio_vllm06_impl *first = r->impl;
-    replay(r, b, seqs, real, 0);
+    replay(r, b, seqs, real, encoders);
     r->impl = windowed;
     r->d.sliding_window = WINDOW;
     v06_run(r, "D");
@@ -126,155 +128,66 @@ static void check_zeros_past(const int32_t *tables, int64_t stride, int64_t give
         if (k % stride >= given) CHECK_INT(tables[k], 0);
 }
 
+/* The buffers of a graph's metadata are its arrays. */
+static folio_vllm06_graph_input_buffers buffers_of(v06 *r, folio_vllm06_metadata *m, int encoders)
+{
+    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
+    folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
+    CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, encoders, &b));
+    CHECK(b.batch_size == f->num_decode_tokens && b.slot_mapping == f->slot_mapping);
+    CHECK(b.seq_lens_tensor == f->seq_lens_tensor && b.block_tables == f->block_tables);
+    CHECK_INT(b.block_tables_stride, f->block_tables_stride);
+    CHECK(b.encoder_seq_lens_tensor == (encoders ? f->encoder_seq_lens_tensor : NULL));
+    CHECK(b.cross_slot_mapping == (encoders ? f->cross_slot_mapping : NULL));
+    CHECK(b.cross_block_tables == (encoders ? f->cross_block_tables : NULL));
+    CHECK_INT(b.cross_block_tables_stride, encoders ? f->cross_block_tables_stride : 0);
+    return b;
+}
+
+/* What the fields of a captured step hold. */
+static void check_captured(const v06 *r, const folio_vllm06_metadata *m, int64_t batch,
+                           int64_t max_len, bool encoders)
+{
+    enum { MOST = BATCH * V06_TOKENS };
+    static int64_t slots[MOST];
+    static int32_t ones[MOST], zeros[MOST];
+    for (int i = 0; i < MOST; i++) slots[i] = -(ones[i] = 1);
+    folio_vllm06_metadata_fields f = FOLIO_WITH(
+        folio_vllm06_metadata_fields, .num_decode_tokens = batch, .slot_mapping = slots,
+        .seq_lens_tensor = ones, .max_query_len = 1, .max_decode_query_len = 1,
+        .max_decode_seq_len = max_len, .block_tables = zeros,
+        .block_tables_stride = (max_len + r->block_size - 1) / r->block_size, .use_cuda_graph = 1);
+    if (encoders) {
+        f.encoder_seq_lens = f.encoder_seq_lens_tensor = f.cross_block_tables = ones;
+        f.max_encoder_seq_len = max_len;
+        f.cross_slot_mapping = slots;
+        f.cross_block_tables_stride = f.block_tables_stride;
+    }
+    v06_check_fields(m, &f);
+    CHECK(folio_vllm06_decode_metadata(m) == m && folio_vllm06_prefill_metadata(m) == NULL);
+}
+
 /* A second graph has buffers of its own: steps go through both in turn. Its rows are as wide as a step's, as those of
  * vLLM always are. */
-static void another_graph(v06 *r, const folio_vllm06_graph_input_buffers *b)
+static void another_graph(v06 *r, const folio_vllm06_graph_input_buffers *b, int encoders)
 {
     static const v06_seq two[] = {{0, false, 1, 16, 11}, {1, false, 1, 11, 20}};
     static const v06_seq four[] = {
         {0, false, 1, 17, 11}, {1, false, 1, 12, 20}, {5, false, 1, 10, 3}, {5, false, 1, 1, 1}};
-    folio_vllm06_graph_input_buffers own = {.struct_size = sizeof own};
-    folio_vllm06_metadata *first = r->m, *second = capture(r, 2, V06_TOKENS, 0);
+    folio_vllm06_metadata *first = r->m, *second = capture(r, 2, r->max_tokens, encoders);
+    folio_vllm06_graph_input_buffers own = buffers_of(r, second, encoders);
     int64_t slot = b->slot_mapping[0];
-    int32_t len = b->seq_lens_tensor[0], block = b->block_tables[0];
-    CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, second, 0, &own));
-    CHECK(own.batch_size == 2 && own.slot_mapping != b->slot_mapping);
+    int32_t len = b->seq_lens_tensor[0];
     CHECK(own.seq_lens_tensor != b->seq_lens_tensor && own.block_tables != b->block_tables);
     CHECK_INT(own.block_tables_stride, r->blocks_per_seq);
     r->m = second;
-    replay(r, &own, two, 2, 0);
+    replay(r, &own, two, 2, encoders);
     CHECK(own.slot_mapping[0] == r->slots[0] && own.seq_lens_tensor[0] == 16);
-    CHECK(slot != r->slots[0] && b->slot_mapping[0] == slot);
-    CHECK(b->seq_lens_tensor[0] == len && b->block_tables[0] == block);
-    for (int i = 0; i < 2; i++) { /* lengths as a tensor, and as a list */
-        folio_vllm06_metadata *step = NULL;
-        v06_fields(r, i ? two : first_step, 2);
-        *(i ? &r->f.seq_lens_tensor : &r->f.seq_lens) = NULL;
-        CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &step));
-        CHECK_OK(folio_vllm06_prepare_graph_input_buffers(r->state, &own, step, 0));
-        for (int k = 0; k < 2; k++) CHECK_INT(own.seq_lens_tensor[k], r->lens[k]);
-        folio_vllm06_metadata_destroy(step);
-    }
+    CHECK(slot != r->slots[0] && b->slot_mapping[0] == slot && b->seq_lens_tensor[0] == len);
     r->m = first;
-    replay(r, b, four, 3, 0);
+    replay(r, b, four, 3, encoders);
     CHECK(own.seq_lens_tensor[0] == 16 && own.seq_lens_tensor[1] == 11);
     folio_vllm06_metadata_destroy(second);
-}
-
-/* What the fields of a captured step hold. */
-static void check_captured(const v06 *r, const folio_vllm06_metadata *m)
-{
-    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
-    int64_t max_blocks = (MAX_LEN + r->block_size - 1) / r->block_size;
-    CHECK(f->num_prefills == 0 && f->num_decode_tokens == BATCH && f->use_cuda_graph == 1);
-    CHECK(f->seq_lens == NULL && f->query_start_loc == NULL && f->seq_start_loc == NULL);
-    CHECK(f->context_lens_tensor == NULL && f->multi_modal_placeholder_index_maps == NULL);
-    CHECK(f->max_query_len == 1 && f->max_decode_query_len == 1 && f->max_prefill_seq_len == 0);
-    CHECK(f->max_decode_seq_len == MAX_LEN && f->block_tables_stride == max_blocks);
-    for (int i = 0; i < BATCH; i++) CHECK(f->slot_mapping[i] == -1 && f->seq_lens_tensor[i] == 1);
-    for (int64_t i = 0; i < BATCH * max_blocks; i++) CHECK(f->block_tables[i] == 0);
-    CHECK(folio_vllm06_decode_metadata(m) == m && folio_vllm06_prefill_metadata(m) == NULL);
-}
-
-/* A table of a single column, which PyTorch spreads over a buffer. */
-static void one_column(v06 *r, const folio_vllm06_graph_input_buffers *b)
-{
-    folio_vllm06_metadata *step = NULL;
-    v06_fields(r, third_step, BATCH);
-    for (int i = 0; i < BATCH; i++) r->tables[i] = 5 + i;
-    r->f.block_tables_stride = 1;
-    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &step));
-    dirty(b->block_tables, b->block_tables_stride);
-    CHECK_OK(folio_vllm06_prepare_graph_input_buffers(r->state, b, step, 0));
-    check_zeros_past(b->block_tables, b->block_tables_stride, 1);
-    for (int i = 0; i < BATCH; i++) CHECK_INT(b->block_tables[i * b->block_tables_stride], 5 + i);
-    folio_vllm06_metadata_destroy(step);
-}
-
-/* Captured once, then steps of other lengths, tables and slots through the same buffers. */
-void v06_same_graph_capture(v06 *r)
-{
-    for (int fp8 = 0; fp8 < 2; fp8++) {
-        v06_reset(r);
-        r->d.alibi_slopes = r->slopes;
-        r->d.kv_cache_dtype = fp8 ? "fp8" : "auto";
-        v06_play(r, prompts, 3, "D");
-        folio_vllm06_metadata *m = capture(r, BATCH, MAX_LEN, 0);
-        folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
-        check_captured(r, m);
-        CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 0, &b));
-        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
-        CHECK(b.batch_size == BATCH && b.slot_mapping == f->slot_mapping);
-        CHECK(b.seq_lens_tensor == f->seq_lens_tensor && b.block_tables == f->block_tables);
-        CHECK(b.block_tables_stride == f->block_tables_stride);
-        CHECK(b.encoder_seq_lens_tensor == NULL && b.cross_block_tables == NULL);
-        folio_vllm06_metadata_destroy(r->m);
-        r->m = m;
-        v06_fields(r, first_step, BATCH);
-        folio_vllm06_forward_args a = v06_args(r, DECODER);
-        folio_vllm06_impl *windowed = NULL;
-        folio_vllm06_impl_desc d = r->d;
-        d.sliding_window = WINDOW;
-        CHECK_OK(folio_vllm06_make_impl(r->state, r->b, &d, &windowed));
-        CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL)); /* the warm-up: it stores nothing */
-        CHECK_OK(folio_vllm06_forward(windowed, &a, NULL));
-        v06_check_images(r);
-        replay_both(r, &b, first_step, 2, windowed);
-        dirty(b.block_tables, b.block_tables_stride);
-        replay_both(r, &b, second_step, 3, windowed);
-        check_zeros_past(b.block_tables, b.block_tables_stride, r->f.block_tables_stride);
-        replay_both(r, &b, third_step, 1, windowed);
-        folio_vllm06_impl_destroy(windowed);
-        CHECK(r->slots[0] == 3 && r->tables[r->blocks_per_seq] == 0);
-        int32_t block = b.block_tables[1]; /* from the buffers into themselves */
-        CHECK_OK(folio_vllm06_prepare_graph_input_buffers(r->state, &b, m, 0));
-        CHECK(block == r->tables[1] && b.block_tables[1] == block);
-        one_column(r, &b);
-        another_graph(r, &b);
-    }
-}
-
-/* With rows as wide as a step's. */
-static void another_cross_graph(v06 *r)
-{
-    static const v06_seq step[] = {
-        {0, false, 1, 16, 11}, {1, false, 1, 11, 20}, {5, false, 1, 10, 3}, {5, false, 1, 1, 1}};
-    folio_vllm06_graph_input_buffers own = {.struct_size = sizeof own};
-    folio_vllm06_metadata *first = r->m, *second = capture(r, BATCH, V06_TOKENS, 1);
-    CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, second, 1, &own));
-    CHECK_INT(own.cross_block_tables_stride, r->blocks_per_seq);
-    r->m = second;
-    replay(r, &own, step, 3, 1);
-    r->m = first;
-    folio_vllm06_metadata_destroy(second);
-}
-
-/* More decodes than blocks of a row, and enough of them that each array is long. */
-static void many_short_decodes(v06 *r)
-{
-    enum { MANY = 64 };
-    folio_vllm06_metadata *m = capture(r, MANY, r->block_size, 1);
-    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
-    for (int i = 0; i < MANY; i++) {
-        CHECK(f->slot_mapping[i] == -1 && f->seq_lens_tensor[i] == 1 && f->block_tables[i] == 0);
-        CHECK(f->encoder_seq_lens_tensor[i] == 1 && f->cross_block_tables[i] == 1);
-    }
-    folio_vllm06_metadata_destroy(m);
-}
-
-/* Of a step that has its encoder lengths as a tensor only. */
-static void tensor_of_encoder_lens(v06 *r, const folio_vllm06_graph_input_buffers *b)
-{
-    folio_vllm06_metadata *step = NULL;
-    v06_fields(r, first_step, BATCH);
-    v06_narrow_cross(r, 4);
-    r->f.encoder_seq_lens = NULL;
-    r->f.num_encoder_tokens = 0;
-    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &step));
-    CHECK_OK(folio_vllm06_prepare_graph_input_buffers(r->state, b, step, 1));
-    for (int i = 0; i < BATCH; i++)
-        CHECK_INT(b->encoder_seq_lens_tensor[i], first_step[i].encoder_len);
-    folio_vllm06_metadata_destroy(step);
 }
 
 /* A step without encoders: rows of zeros, and the next step's begin_forward has nothing to plan for them. */
@@ -292,56 +205,55 @@ static void step_without_encoders(v06 *r, const folio_vllm06_graph_input_buffers
     replay(r, b, second_step, 3, 1);
 }
 
-/* The same with encoders; the plans of both kinds follow the buffers. */
-void v06_same_graph_cross(v06 *r)
+/* Captured once, then steps of other lengths, tables and slots through the same buffers. */
+static void captured(v06 *r, int encoders)
 {
+    folio_vllm06_impl *windowed = NULL;
+    folio_vllm06_impl_desc d = r->d;
     v06_play(r, prompts, 3, "DX");
-    folio_vllm06_metadata *m = capture(r, BATCH, MAX_LEN, 1);
-    folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
-    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
-    for (int i = 0; i < BATCH; i++)
-        CHECK(f->encoder_seq_lens_tensor[i] == 1 && f->encoder_seq_lens[i] == 1);
-    for (int64_t k = 0; k < BATCH * f->cross_block_tables_stride; k++)
-        CHECK_INT(f->cross_block_tables[k], 1);
-    CHECK_INT(f->max_encoder_seq_len, MAX_LEN);
-    CHECK(f->num_encoder_tokens == 0 && f->cross_slot_mapping != NULL);
-    CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 1, &b));
-    CHECK(b.encoder_seq_lens_tensor == f->encoder_seq_lens_tensor);
-    CHECK(b.cross_slot_mapping == f->cross_slot_mapping);
-    CHECK(b.cross_block_tables == f->cross_block_tables);
-    CHECK(b.cross_block_tables_stride == f->cross_block_tables_stride);
-    folio_vllm06_graph_input_buffers without = {.struct_size = sizeof without};
-    CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 0, &without));
-    CHECK(without.block_tables == b.block_tables && without.encoder_seq_lens_tensor == NULL);
-    CHECK(without.cross_slot_mapping == NULL && without.cross_block_tables == NULL);
-    CHECK_INT(without.cross_block_tables_stride, 0);
     folio_vllm06_metadata_destroy(r->m);
-    r->m = m;
-    replay(r, &b, first_step, 2, 1);
-    dirty(b.cross_block_tables, b.cross_block_tables_stride);
-    replay(r, &b, second_step, 3, 1);
-    check_zeros_past(b.cross_block_tables, b.cross_block_tables_stride,
-                     r->f.cross_block_tables_stride);
-    int32_t len = b.encoder_seq_lens_tensor[1], block = b.cross_block_tables[0];
-    b.encoder_seq_lens_tensor[1] = MAX_LEN; /* as many keys as the graph is for */
-    CHECK_OK(begin(r));
-    b.encoder_seq_lens_tensor[1] = MAX_LEN + 1; /* more than the graph is for */
-    REJECTED(begin(r), "351");
-    b.encoder_seq_lens_tensor[1] = len;
-    b.cross_block_tables[0] = (int32_t)r->num_blocks;
-    REJECTED(begin(r), "cross_block_table");
-    b.cross_block_tables[0] = -1;
-    REJECTED(begin(r), "cross_block_table");
-    b.cross_block_tables[0] = block;
-    CHECK_OK(begin(r));
-    step_without_encoders(r, &b);
-    another_cross_graph(r);
-    tensor_of_encoder_lens(r, &b);
-    many_short_decodes(r);
+    r->m = capture(r, BATCH, MAX_LEN, encoders);
+    check_captured(r, r->m, BATCH, MAX_LEN, encoders);
+    folio_vllm06_graph_input_buffers b = buffers_of(r, r->m, encoders);
+    if (encoders) buffers_of(r, r->m, 0); /* they may be left out */
+    v06_fields(r, first_step, BATCH);
+    folio_vllm06_forward_args a = v06_args(r, DECODER);
+    d.sliding_window = WINDOW;
+    CHECK_OK(folio_vllm06_make_impl(r->state, r->b, &d, &windowed));
+    CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL)); /* the warm-up: it stores nothing */
+    CHECK_OK(folio_vllm06_forward(windowed, &a, NULL));
+    v06_check_images(r);
+    replay_both(r, &b, first_step, 2, encoders, windowed);
+    dirty(b.block_tables, b.block_tables_stride);
+    if (encoders) dirty(b.cross_block_tables, b.cross_block_tables_stride);
+    replay_both(r, &b, second_step, 3, encoders, windowed);
+    check_zeros_past(b.block_tables, b.block_tables_stride, r->f.block_tables_stride);
+    if (encoders) check_zeros_past(b.cross_block_tables, b.cross_block_tables_stride, 4);
+    if (!encoders) replay_both(r, &b, third_step, 1, 0, windowed);
+    folio_vllm06_impl_destroy(windowed);
+    int32_t block = b.block_tables[0]; /* from the buffers into themselves */
+    CHECK_OK(folio_vllm06_prepare_graph_input_buffers(r->state, &b, r->m, encoders));
+    CHECK(block == r->tables[0] && b.block_tables[0] == block);
+    if (encoders) step_without_encoders(r, &b);
+    another_graph(r, &b, encoders);
+}
+
+V06_TEST(graph_capture)
+{
+    enum { MANY = 64 }; /* more than blocks of a row, and enough that each array is long */
+    for (int i = 0; i < 3; i++) {
+        v06_reset(r);
+        r->d.alibi_slopes = r->slopes;
+        r->d.kv_cache_dtype = i == 1 ? "fp8" : "auto";
+        captured(r, i == 2);
+    }
+    folio_vllm06_metadata *m = capture(r, MANY, r->block_size, 1);
+    check_captured(r, m, MANY, r->block_size, true);
+    folio_vllm06_metadata_destroy(m);
 }
 
 /* A clone is a state of its own over the same context; it outlives the state, and serves a graph. */
-void v06_same_graph_clone(v06 *r)
+V06_TEST(graph_clone)
 {
     v06_step(r, prompts, 3);
     folio_vllm06_graph_capture_desc d = capture_desc(r);
@@ -356,12 +268,11 @@ void v06_same_graph_clone(v06 *r)
     CHECK_OK(folio_vllm06_graph_capture_end(r->state));
     CHECK(clone != NULL && clone != r->state);
     CHECK(folio_vllm06_state_context(clone) == folio_vllm06_state_context(r->state));
-    folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
-    CHECK_OK(folio_vllm06_get_graph_input_buffers(clone, m, 0, &b));
     folio_vllm06_state_destroy(r->state); /* the impl and the metadata keep it */
     r->state = clone;
     folio_vllm06_metadata_destroy(r->m);
     r->m = m;
+    const folio_vllm06_graph_input_buffers b = buffers_of(r, m, 0);
     replay(r, &b, first_step, 2, 0);
     folio_vllm06_impl_destroy(r->impl); /* a layer of the clone's runs the graph too */
     r->impl = NULL;
@@ -379,18 +290,23 @@ static void bad_captures(v06 *r)
     REJECTED(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, 1, 0, &m),
              "is not capturing");
     CHECK(state == NULL && m == NULL);
-#define BAD_DESC(change, words)                                                                    \
-    d = capture_desc(r);                                                                           \
-    change;                                                                                        \
-    REJECTED(folio_vllm06_graph_capture_begin(r->state, &d), words)
-    BAD_DESC(d.attn_backend = NULL, "attn_backend");
-    BAD_DESC(d.max_batch_size = 0, "max_batch_size is 0");
-    BAD_DESC(d.max_batch_size = INT64_MAX, "max_batch_size is 9223372036854775807");
-    BAD_DESC(d.max_seq_len_to_capture = 0, "max_seq_len_to_capture is 0");
-    BAD_DESC(d.max_seq_len_to_capture = INT64_MAX, "max_seq_len_to_capture is 92233");
-    BAD_DESC(d.block_size = 5000, "block_size is 5000");
-    BAD_DESC(d.block_size = 0, "block_size is 0");
-    BAD_DESC(d.struct_size = 0, "struct_size");
+    static const struct {
+        int64_t batch, max_len, block_size;
+        const char *words;
+    } bad[] = {{0, 9, 8, "max_batch_size is 0"},
+               {INT64_MAX, 9, 8, "max_batch_size is 9223372036854775807"},
+               {8, 0, 8, "max_seq_len_to_capture is 0"},
+               {8, INT64_MAX, 8, "max_seq_len_to_capture is 92233"},
+               {8, 9, 4097, "block_size is 4097"},
+               {8, 9, 0, "block_size is 0"}};
+    for (int i = 0; i < COUNT_OF(bad); i++) {
+        d.max_batch_size = bad[i].batch;
+        d.max_seq_len_to_capture = bad[i].max_len;
+        d.block_size = bad[i].block_size;
+        REJECTED(folio_vllm06_graph_capture_begin(r->state, &d), bad[i].words);
+    }
+    d.struct_size = 0;
+    REJECTED(folio_vllm06_graph_capture_begin(r->state, &d), "struct_size");
     d = capture_desc(r);
     REJECTED(folio_vllm06_graph_capture_begin(NULL, &d), "NULL");
     CHECK_OK(folio_vllm06_graph_capture_begin(r->state, &d));
@@ -458,111 +374,98 @@ static void tables_of_full_width(v06 *r)
     folio_vllm06_metadata_destroy(step);
 }
 
-/* Buffers and steps of encoder-decoder models that lack something. */
-static void bad_encoder_buffers(v06 *r)
+/* Buffers and steps that lack something, or are of another size; PyTorch spreads a single row over a buffer. */
+static void bad_buffers(v06 *r)
 {
+    static const char *const words[] = {"4 decodes, the graph 3",
+                                        "1 decodes, the graph 4",
+                                        "a buffer is NULL",
+                                        "a buffer is NULL",
+                                        "a buffer is NULL",
+                                        "of encoders is NULL",
+                                        "of encoders is NULL",
+                                        "slot_mapping or block_tables",
+                                        "slot_mapping or block_tables",
+                                        "encoder_seq_lens_tensor or",
+                                        "or cross_block_tables"};
     folio_vllm06_metadata *m = capture(r, BATCH, MAX_LEN, 1), *step = NULL;
-    folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b}, other;
-    CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 1, &b));
-    for (int i = 0; i < 6; i++) {
-        static const char *const words[] = {
-            "of encoders is NULL",        "of encoders is NULL",   "the graph's 1",
-            "encoder_seq_lens_tensor or", "or cross_block_tables", "slot_mapping or block_tables"};
-        v06_fields(r, first_step, BATCH);
-        other = b;
-        if (i == 0) other.encoder_seq_lens_tensor = NULL;
-        if (i == 1) other.cross_block_tables = NULL;
-        if (i == 2) other.cross_block_tables_stride = 1;
-        if (i == 3) r->f.encoder_seq_lens_tensor = NULL;
-        if (i == 4) r->f.cross_block_tables = NULL;
-        if (i == 5) r->f.block_tables = NULL;
+    const folio_vllm06_graph_input_buffers b = buffers_of(r, m, 1);
+    for (int i = 0; i < COUNT_OF(words); i++) {
+        folio_vllm06_graph_input_buffers bad = b;
+        v06_fields(r, first_step, i == 1 ? 1 : BATCH);
+        if (i == 0) bad.batch_size = 3;
+        if (i == 2) bad.seq_lens_tensor = NULL;
+        if (i == 3) bad.slot_mapping = NULL;
+        if (i == 4) bad.block_tables = NULL;
+        if (i == 5) bad.encoder_seq_lens_tensor = NULL;
+        if (i == 6) bad.cross_block_tables = NULL;
+        if (i == 7) r->f.slot_mapping = NULL;
+        if (i == 8) r->f.block_tables = NULL;
+        if (i == 9) r->f.encoder_seq_lens_tensor = NULL;
+        if (i == 10) r->f.cross_block_tables = NULL;
         CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &step));
-        REJECTED(folio_vllm06_prepare_graph_input_buffers(r->state, &other, step, 1), words[i]);
+        REJECTED(folio_vllm06_prepare_graph_input_buffers(r->state, &bad, step, 1), words[i]);
+        REJECTED(folio_vllm06_get_graph_input_buffers(r->state, step, 0, &bad), "not a graph's");
+        REJECTED(folio_vllm06_prepare_graph_input_buffers(NULL, &b, step, 0), "state is NULL");
         folio_vllm06_metadata_destroy(step);
-        CHECK(b.seq_lens_tensor[0] == 1 && b.slot_mapping[0] == -1);
+        check_captured(r, m, BATCH, MAX_LEN, true);
     }
-    folio_vllm06_metadata_destroy(m);
-}
-
-static void bad_buffers(v06 *r, folio_vllm06_metadata *m)
-{
-    folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b}, other;
-    REJECTED(folio_vllm06_get_graph_input_buffers(r->state, r->m, 0, &b), "not a graph's");
-    REJECTED(folio_vllm06_get_graph_input_buffers(r->state, m, 1, &b), "without encoders");
-    REJECTED(folio_vllm06_get_graph_input_buffers(NULL, m, 0, &b), "state");
-    REJECTED(folio_vllm06_get_graph_input_buffers(r->state, NULL, 0, &b), "not a graph's");
-    CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 0, &b));
-    folio_vllm06_metadata *step = padded_step(r, first_step, BATCH, 2);
-    other = b; /* with decodes, padded for a graph, but not the graph's */
-    REJECTED(folio_vllm06_get_graph_input_buffers(r->state, step, 0, &other), "not a graph's");
-    REJECTED(folio_vllm06_prepare_graph_input_buffers(NULL, &b, step, 0), "state is NULL");
-#define BAD_BUFFERS(change, encoders, words)                                                       \
-    other = b;                                                                                     \
-    change;                                                                                        \
-    REJECTED(folio_vllm06_prepare_graph_input_buffers(r->state, &other, step, encoders), words)
-    BAD_BUFFERS(other.batch_size = 3, 0, "4 decodes, the graph 3");
-    folio_vllm06_metadata *four = step;
-    step = padded_step(r, first_step, 1, 1); /* PyTorch spreads a single row over a buffer */
-    BAD_BUFFERS((void)0, 0, "1 decodes, the graph 4");
-    folio_vllm06_metadata_destroy(step);
-    step = four;
-    BAD_BUFFERS(other.block_tables_stride = 2, 0, "the graph's 2");
-    BAD_BUFFERS(other.seq_lens_tensor = NULL, 0, "a buffer is NULL");
-    BAD_BUFFERS(other.slot_mapping = NULL, 0, "a buffer is NULL");
-    BAD_BUFFERS(other.block_tables = NULL, 0, "a buffer is NULL");
-    BAD_BUFFERS((void)0, 1, "encoders is NULL");
+    folio_vllm06_graph_input_buffers none = b;
     REJECTED(folio_vllm06_prepare_graph_input_buffers(r->state, &b, r->m, 0), "no decodes");
-    folio_vllm06_metadata_destroy(step);
-    for (int i = 0; i < BATCH; i++) CHECK(b.seq_lens_tensor[i] == 1 && b.slot_mapping[i] == -1);
-    REJECTED(folio_vllm06_begin_forward(r->state, NULL, NULL), "NULL");
+    REJECTED(folio_vllm06_get_graph_input_buffers(NULL, m, 0, &none), "state");
+    REJECTED(folio_vllm06_get_graph_input_buffers(r->state, NULL, 0, &none), "not a graph's");
+    folio_vllm06_metadata_destroy(m);
+    m = capture(r, BATCH, MAX_LEN, 0);
+    REJECTED(folio_vllm06_get_graph_input_buffers(r->state, m, 1, &none), "without encoders");
     REJECTED(folio_vllm06_begin_forward(NULL, m, NULL), "NULL");
+    REJECTED(folio_vllm06_begin_forward(r->state, NULL, NULL), "NULL");
     CHECK_OK(begin(r)); /* no graph's: nothing to do */
-    v06_fields(r, first_step, BATCH);
-    r->f.slot_mapping = NULL;
-    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &step));
-    BAD_BUFFERS((void)0, 0, "slot_mapping or block_tables of the step is NULL");
-    folio_vllm06_metadata_destroy(step);
-    bad_encoder_buffers(r);
+    folio_vllm06_metadata_destroy(m);
     tables_of_full_width(r);
 }
 
-/* A graph's step shares no slot but -1; what begin_forward refuses runs in no layer, until it is mended. Two layers
- * have two plans: of both none is that of the step before. */
-static void shared_slots(v06 *r, const folio_vllm06_graph_input_buffers *b,
-                         const folio_vllm06_forward_args *args)
+/* A graph's step shares no slot but -1; padding of length 0 has none, that of length 1 would be stored. What
+ * begin_forward refuses runs in no layer, until it is mended: of two layers with two plans none has the step before. */
+static void shared_slots(v06 *r, const folio_vllm06_graph_input_buffers *b)
 {
-    folio_vllm06_impl *first = r->impl, *windowed = NULL;
+    enum { ZERO = 9 };
+    static const struct {
+        int of[BATCH]; /* whose slot; -1, and slot 0 */
+        int32_t len;   /* of decode 2 */
+        const char *words;
+    } steps[] = {{{1, 1, -1, -1}, 1, "slot_mapping[0] and slot_mapping[1] are both"},
+                 {{ZERO, ZERO, -1, -1}, 1, "slot_mapping[0] and slot_mapping[1] are both 0"},
+                 {{0, 1, 1, -1}, 1, "slot_mapping[1] and slot_mapping[2] are both"},
+                 {{0, 1, 1, -1}, 0, NULL},
+                 {{0, 1, 1, 1}, 0, "slot_mapping[1] and slot_mapping[3] are both"},
+                 {{0, 1, -1, -1}, 1, NULL}};
+    folio_vllm06_impl *layers[] = {r->impl, NULL};
     folio_vllm06_impl_desc d = r->d;
-    d.sliding_window = 4;
-    CHECK(b->slot_mapping[2] == -1 && b->slot_mapping[3] == -1); /* padding */
+    d.sliding_window = WINDOW;
+    CHECK_OK(folio_vllm06_make_impl(r->state, r->b, &d, &layers[1]));
+    folio_vllm06_forward_args a = v06_args(r, DECODER);
     CHECK_OK(begin(r));
-    CHECK_OK(folio_vllm06_make_impl(r->state, r->b, &d, &windowed));
-    CHECK_OK(folio_vllm06_forward(windowed, args, NULL));
-    support_buffer_poison(&r->out);
-    b->slot_mapping[0] = b->slot_mapping[1];
-    REJECTED(begin(r), "slot_mapping[0] and slot_mapping[1] are both");
-    V06_REJECTED(r, args, "slot_mapping[0] and slot_mapping[1] are both");
-    r->impl = windowed;
-    V06_REJECTED(r, args, "slot_mapping[0] and slot_mapping[1] are both");
-    r->impl = first;
-    b->slot_mapping[0] = b->slot_mapping[1] = 0; /* a slot like others */
-    REJECTED(begin(r), "slot_mapping[0] and slot_mapping[1] are both 0");
-    b->slot_mapping[0] = r->slots[0];
-    b->slot_mapping[1] = r->slots[1];
-    b->slot_mapping[2] = b->slot_mapping[1]; /* of length 1: it would be stored */
-    REJECTED(begin(r), "slot_mapping[1] and slot_mapping[2] are both");
-    b->seq_lens_tensor[2] = 0; /* padding of length 0 stores nothing */
-    CHECK_OK(begin(r));
-    b->slot_mapping[3] = b->slot_mapping[1];
-    REJECTED(begin(r), "slot_mapping[1] and slot_mapping[3] are both");
-    b->seq_lens_tensor[2] = 1;
-    b->slot_mapping[2] = b->slot_mapping[3] = -1;
-    CHECK_OK(begin(r));
+    CHECK_OK(folio_vllm06_forward(layers[1], &a, NULL));
+    for (int i = 0; i < COUNT_OF(steps); i++) {
+        for (int k = 0; k < BATCH; k++) {
+            int of = steps[i].of[k];
+            b->slot_mapping[k] = of == ZERO ? 0 : of < 0 ? -1 : r->slots[of];
+        }
+        b->seq_lens_tensor[2] = steps[i].len;
+        if (steps[i].words == NULL) CHECK_OK(begin(r));
+        if (steps[i].words == NULL) continue;
+        REJECTED(begin(r), steps[i].words);
+        for (int l = 0; l < 2; l++) {
+            r->impl = layers[l];
+            V06_REJECTS(r, DECODER, steps[i].words);
+        }
+        r->impl = layers[0];
+    }
     v06_run(r, "D");
-    folio_vllm06_impl_destroy(windowed);
+    folio_vllm06_impl_destroy(layers[1]);
 }
 
-void v06_same_graph_errors(v06 *r)
+V06_TEST(graph_errors)
 {
     v06 foreign;
     v06_init(&foreign, r->b->name, r->compute);
@@ -572,9 +475,8 @@ void v06_same_graph_errors(v06 *r)
     v06_run(r, "D");
     bad_captures(r);
     m = capture(r, BATCH, MAX_LEN, 0);
-    folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
-    bad_buffers(r, m);
-    CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 0, &b));
+    const folio_vllm06_graph_input_buffers b = buffers_of(r, m, 0);
+    bad_buffers(r);
     r->m = m;
     replay(r, &b, first_step, 2, 0);
     b.seq_lens_tensor[1] = MAX_LEN; /* as many keys as the graph is for */
@@ -588,10 +490,8 @@ void v06_same_graph_errors(v06 *r)
         V06_REJECTS(r, DECODER, words[i]);
     }
     b.slot_mapping[0] = r->slots[0];
-    folio_vllm06_forward_args a = v06_args(r, DECODER);
-    shared_slots(r, &b, &a);
-    a = v06_args(r, DECODER);
-    support_mark_error();
+    shared_slots(r, &b);
+    const folio_vllm06_forward_args a = v06_args(r, DECODER);
     REJECTED(folio_vllm06_forward(foreign.impl, &a, NULL), "another context");
     REJECTED(folio_vllm06_begin_forward(foreign.state, m, NULL), "another context");
     CHECK_OK(folio_vllm06_begin_forward(foreign.state, whole, NULL)); /* no graph's */
