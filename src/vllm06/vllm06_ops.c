@@ -1,7 +1,7 @@
 /*
  * vllm06_ops.c: the plain operators over raw pointers in the x-packed layout. v1 is one forward; v2 runs
- * each partition of the keys on its own, with its lse, and merges them. The state owns the plan, so that
- * layers of one step share it and nobody waits for a device.
+ * each partition of the keys on its own, with its lse, and merges them where there are several. The state
+ * owns the plan, so that layers of one step share it and nobody waits for a device.
  */
 #include "cache/kv_cache.h"
 #include "core/tensor.h"
@@ -159,6 +159,11 @@ static folio_tensor query_of(const paged *p)
     return (folio_tensor){(void *)p->a.query, p->a.dtype, p->a.num_seqs, p->a.query_stride, 0};
 }
 
+static folio_tensor dense_out(const paged *p)
+{
+    return (folio_tensor){p->a.out, p->a.dtype, p->a.num_seqs, 0, 0};
+}
+
 /* Attention over the keys the plan is for: out and lse. */
 static folio_status attend(paged *p, folio_tensor out, float *lse, int64_t lse_token_stride,
                            int64_t lse_head_stride)
@@ -179,8 +184,7 @@ folio_status folio_vllm06_paged_attention_v1(folio_vllm06_state *state,
     paged p = {.state = state, .c = cache};
     TRY(open_paged(&p, args, run));
     TRY(plan_keys(&p, 0, p.a.max_seq_len));
-    folio_tensor out = {p.a.out, p.a.dtype, p.a.num_seqs, 0, 0};
-    return attend(&p, out, NULL, 0, 0);
+    return attend(&p, dense_out(&p), NULL, 0, 0);
 }
 
 /* out may be query itself: all partitions are done with query when out is written. */
@@ -222,7 +226,7 @@ static folio_status check_partitions(paged *p, int64_t parts, const float *exp_s
     REQUIRE_ALIGNED(max_logits, "max_logits");
     REQUIRE(p->a.num_seqs == 0 || (exp_sums != NULL && max_logits != NULL && tmp_out != NULL),
             "exp_sums, max_logits or tmp_out is NULL");
-    folio_tensor out = {p->a.out, p->a.dtype, p->a.num_seqs, 0, 0}; /* the merge's, checked now */
+    folio_tensor out = dense_out(p);
     TRY(folioi_tensor_resolve(&out, "out", p->a.dtype, p->a.num_heads, p->c->head_size,
                               p->a.num_seqs));
     TRY(check_apart(p, &out, parts, exp_sums, max_logits, tmp_out));
@@ -234,23 +238,23 @@ static folio_status check_partitions(paged *p, int64_t parts, const float *exp_s
 static folio_status write_sums(const paged *p, int64_t parts, float *exp_sums)
 {
     folio_vllm06_state *state = p->state;
-    int64_t rows = p->a.num_seqs * p->a.num_heads, n = rows * parts;
-    int64_t bytes = n * (int64_t)sizeof(float);
+    int64_t n = p->a.num_heads * parts; /* of a sequence */
+    int64_t bytes = p->a.num_seqs * n * (int64_t)sizeof(float);
     bool waited = bytes > state->sums.bytes;
     if (waited) {
         TRY(folio_run_wait(state->ctx, &p->run));
         TRY(folioi_array_reserve(&state->ctx->allocator, &state->sums, bytes, "sums"));
     }
     float *sums = state->sums.data;
-    for (int64_t i = 0; i < n; i++) {
-        int32_t len = p->a.seq_lens[i / parts / p->a.num_heads];
-        float sum = len > i % parts * FOLIO_VLLM06_PARTITION_SIZE;
-        if (sums[i] == sum) continue;
-        if (!waited) TRY(folio_run_wait(state->ctx, &p->run));
-        waited = true;
-        sums[i] = sum;
-    }
-    return folio_memory_copy(state->ctx, exp_sums, sums, (size_t)bytes, &p->run);
+    for (int64_t seq = 0; seq < p->a.num_seqs; seq++)
+        for (int64_t i = 0; i < n; i++, sums++) {
+            float sum = p->a.seq_lens[seq] > i % parts * FOLIO_VLLM06_PARTITION_SIZE;
+            if (*sums == sum) continue;
+            if (!waited) TRY(folio_run_wait(state->ctx, &p->run));
+            waited = true;
+            *sums = sum;
+        }
+    return folio_memory_copy(state->ctx, exp_sums, state->sums.data, (size_t)bytes, &p->run);
 }
 
 /* Every partition into its place of tmp_out, its lse into max_logits; then the merge. */
@@ -267,10 +271,21 @@ static folio_status run_partitions(paged *p, folio_state *states, int64_t parts,
         TRY(attend(p, out, max_logits + k, heads * parts, parts));
     }
     TRY(write_sums(p, parts, exp_sums));
-    folio_merge m = FOLIO_WITH(folio_merge, .num_heads = p->a.num_heads,
-                               .head_size = p->c->head_size, .num_parts = parts, .parts = states,
-                               .out = {p->a.out, p->a.dtype, p->a.num_seqs, 0, 0});
+    folio_merge m =
+        FOLIO_WITH(folio_merge, .num_heads = p->a.num_heads, .head_size = p->c->head_size,
+                   .num_parts = parts, .parts = states, .out = dense_out(p));
     return folio_merge_states(p->state->ctx, &m, &p->run);
+}
+
+/* One partition is the whole: nothing to merge, and tmp_out is a copy. */
+static folio_status run_whole(paged *p, float *exp_sums, float *max_logits, void *tmp_out)
+{
+    folio_tensor out = dense_out(p);
+    int64_t bytes =
+        out.tokens * p->a.num_heads * p->c->head_size * (int64_t)folio_dtype_size(out.dtype);
+    TRY(attend(p, out, max_logits, 0, 0));
+    TRY(write_sums(p, 1, exp_sums));
+    return folio_memory_copy(p->state->ctx, tmp_out, out.data, (size_t)bytes, &p->run);
 }
 
 folio_status folio_vllm06_paged_attention_v2(folio_vllm06_state *state,
@@ -282,6 +297,7 @@ folio_status folio_vllm06_paged_attention_v2(folio_vllm06_state *state,
     TRY(open_paged(&p, args, run));
     int64_t parts = max_i64(ceil_div(p.a.max_seq_len, FOLIO_VLLM06_PARTITION_SIZE), 1);
     TRY(check_partitions(&p, parts, exp_sums, max_logits, tmp_out));
+    if (parts == 1) return run_whole(&p, exp_sums, max_logits, tmp_out);
     void *memory;
     int64_t bytes = parts * (int64_t)sizeof(folio_state);
     TRY(folioi_alloc(&state->ctx->allocator, bytes, "partitions", &memory));
