@@ -102,12 +102,12 @@ static bool level_is_here(const char *backend, const char *level)
 
 /* Calls body for each kernel that the default level has. */
 static void each_kernel(const char *backend, void *to,
-                        void (*body)(void *to, const folio_kernel_info *kernel))
+                        void (*body)(void *to, const folio_context_kernel *kernel))
 {
     folio_context_info info;
     folio_context *ctx = open_context(backend, NULL, &info);
     for (int32_t i = 0; ctx != NULL && i < info.num_kernels; i++) {
-        folio_kernel_info kernel = {.struct_size = sizeof kernel};
+        folio_context_kernel kernel = {.struct_size = sizeof kernel};
         if (folio_context_get_kernel(ctx, i, &kernel) == FOLIO_OK) body(to, &kernel);
     }
     folio_context_destroy(ctx);
@@ -165,7 +165,7 @@ static void print_levels(const folio_backend_info *info)
 }
 
 /* The types of a case for it, and its name. */
-static void print_kernel(void *to, const folio_kernel_info *kernel)
+static void print_kernel(void *to, const folio_context_kernel *kernel)
 {
     int *count = to;
     char types[32];
@@ -240,7 +240,7 @@ static void print_markdown(const backend_list *list)
 
 /* ---- JSON */
 
-static void write_kernel(void *to, const folio_kernel_info *kernel)
+static void write_kernel(void *to, const folio_context_kernel *kernel)
 {
     json *j = to;
     json_object(j, NULL);

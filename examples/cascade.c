@@ -1,7 +1,7 @@
 /*
  * cascade.c: many sequences with one prefix. The prefix is read once for all of them: their queries
  * are the rows of one sequence that has the prefix as its keys, and so more queries than keys. Each
- * sequence then attends to its own tokens, and folio_merge_states merges the two parts. The plain
+ * sequence then attends to its own tokens, and folio_state_merge merges the two parts. The plain
  * forward, which reads the prefix once for each sequence, must say the same.
  */
 #include "example.h"
@@ -63,7 +63,7 @@ static void cascade_forward(part *merged)
     folio_state parts[] = {
         {.out = {.data = shared.out, .dtype = FOLIO_F32, .tokens = SEQS}, .lse = shared.lse},
         {.out = {.data = own.out, .dtype = FOLIO_F32, .tokens = SEQS}, .lse = own.lse}};
-    must(folio_merge_states(
+    must(folio_state_merge(
         ctx,
         &FOLIO_WITH(folio_merge, .num_heads = HEADS, .head_size = D, .num_parts = 2, .parts = parts,
                     .out = {.data = merged->out, .dtype = FOLIO_F32, .tokens = SEQS},

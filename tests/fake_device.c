@@ -252,7 +252,7 @@ static folio_status merge(const folio_context *ctx, const folio_merge *m, void *
     (void)ctx;
     enter();
     run_queue(stream, false);
-    return leave(folio_merge_states(&host, m, NULL));
+    return leave(folio_state_merge(&host, m, NULL));
 }
 
 static folio_status write_rows(const folio_context *ctx, const folioi_kv_layer *layer,

@@ -184,7 +184,7 @@ static bool add_kernels(bench *b, const list_texts *given)
     bool ok = bench_ok(folio_context_create(&desc, &ctx), "folio_context_create") &&
               folio_context_get_info(ctx, &info) == FOLIO_OK;
     for (int32_t i = 0; i < info.num_kernels && ok; i++) {
-        folio_kernel_info kernel = {.struct_size = sizeof kernel};
+        folio_context_kernel kernel = {.struct_size = sizeof kernel};
         char head_size[16];
         folio_context_get_kernel(ctx, i, &kernel);
         snprintf(head_size, sizeof head_size, "%d", (int)kernel.head_size);

@@ -386,7 +386,7 @@ void run_split_plan(const check_env *env, check_draw *d, int64_t index, check_ou
 static void run_line(const check_env *env, check_draw *d, int32_t number, check_outcome *out)
 {
     static const int64_t contexts[] = {0, 1, 15, 16, 33, 130};
-    folio_kernel_info kernel = {.struct_size = sizeof kernel};
+    folio_context_kernel kernel = {.struct_size = sizeof kernel};
     folio_plan_info plan;
     char chosen[MAX_NAMES];
     check_attention c = {0};

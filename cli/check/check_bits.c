@@ -369,7 +369,7 @@ void run_merge(const check_env *env, check_draw *d, int64_t index, check_outcome
         FOLIO_WITH(folio_merge, .num_heads = MERGE_HEADS, .head_size = MERGE_SIZE,
                    .num_parts = m->num_parts, .parts = states,
                    .out = {.data = to, .dtype = m->dtype, .tokens = MERGE_TOKENS}, .lse = lse);
-    if (folio_merge_states(env->ctx, &merge, NULL) == FOLIO_OK &&
+    if (folio_state_merge(env->ctx, &merge, NULL) == FOLIO_OK &&
         folio_run_wait(env->ctx, NULL) == FOLIO_OK)
         check_pass(out);
     else check_fail(out, "%s", folio_last_error());
@@ -417,7 +417,7 @@ void run_merge_parts(const check_env *env, check_draw *d, int64_t index, check_o
         folio_merge merge = FOLIO_WITH(
             folio_merge, .num_heads = c.spec.num_heads, .head_size = c.spec.k_head_size,
             .num_parts = 2, .parts = states, .out = states[0].out, .lse = part[0].lse_bits);
-        ok = (folio_merge_states(env->ctx, &merge, NULL) == FOLIO_OK &&
+        ok = (folio_state_merge(env->ctx, &merge, NULL) == FOLIO_OK &&
               folio_run_wait(env->ctx, NULL) == FOLIO_OK) ||
              check_fail(out, "%s", folio_last_error());
     }

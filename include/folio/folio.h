@@ -186,8 +186,14 @@ typedef enum folio_dtype {
     FOLIO_F64 = 7       /* for `out` on the reference backend only          */
 } folio_dtype;
 
-/** Bytes of one number; 0 for an unknown dtype. */
+/**
+ * Bytes of one element; 0 for an unknown dtype. An element is one number. In types that store several
+ * numbers together, which may come, it is one such group.
+ * n numbers in a row have n / folio_dtype_numbers(dtype) * folio_dtype_size(dtype) bytes.
+ */
 FOLIO_API size_t folio_dtype_size(folio_dtype dtype);
+/** Numbers in one element: 1; 0 for an unknown dtype. */
+FOLIO_API size_t folio_dtype_numbers(folio_dtype dtype);
 
 /** "f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8", "f64"; "unknown" for any other number. */
 FOLIO_API const char *folio_dtype_name(folio_dtype dtype);
@@ -409,7 +415,8 @@ typedef struct folio_kv_cache_desc {
                           /* 576, v_head_size 512. 0: K and V                                       */
 } folio_kv_cache_desc;
 
-/** One array of a layer. The first dim is the block. Strides are in elements. Unused dims are 1. */
+/** One array of a layer. The first dim is the block. Dims and strides count elements, as in
+ * folio_dtype_size. Unused dims are 1. */
 typedef struct folio_kv_array {
     int32_t num_dims;
     int64_t dims[6];
@@ -430,7 +437,8 @@ typedef struct folio_kv_cache_shape {
     int32_t layout_version;
 } folio_kv_cache_shape;
 
-/** Elements from one block, token or head to the next. All 0: the layout's own. */
+/** Elements, as in folio_dtype_size, from one block, token or head to the next. All 0: the layout's
+ * own. */
 typedef struct folio_kv_strides {
     int64_t block;
     int64_t token;
@@ -793,7 +801,7 @@ typedef enum folio_causality {
  * are cached (context_len = seq_len), and nothing of it is stored: slots are NULL or all -1, and
  * forwards of the batch get no k and v. positions_given is needed; rows before the first key see
  * none. So one sequence attends to a part of the keys of many, such as a shared prefix, with all
- * their queries as its rows; folio_merge_states adds the other parts.
+ * their queries as its rows; folio_state_merge adds the other parts.
  */
 typedef struct folio_batch_seq {
     size_t struct_size;
@@ -1185,7 +1193,7 @@ typedef struct folio_merge {
  * with the same data and strides. Apart from that, out and lse share no byte with each other or with
  * a part, by the rules of folio_tensors.
  */
-FOLIO_API folio_status folio_merge_states(folio_context *ctx, const folio_merge *merge,
+FOLIO_API folio_status folio_state_merge(folio_context *ctx, const folio_merge *merge,
                                           const folio_run *run);
 
 /**
@@ -1239,7 +1247,7 @@ FOLIO_API const char *folio_backend_name(int32_t index);
 FOLIO_API folio_status folio_backend_get_info(const char *name, folio_backend_info *info);
 
 /** An attention kernel, and a case that plans choose it for. */
-typedef struct folio_kernel_info {
+typedef struct folio_context_kernel {
     size_t struct_size;
     const char *name;     /* as in folio_plan_info.kernel; lives as long as the context       */
     folio_dtype dtype;    /* of q                                                             */
@@ -1248,13 +1256,13 @@ typedef struct folio_kernel_info {
     folio_layout layout;  /* of the cache                                                     */
     int32_t min_rows;     /* smallest query_len * num_heads / num_kv_heads of a sequence       */
     int32_t max_rows;     /* largest; 0: no limit                                             */
-} folio_kernel_info;
+} folio_context_kernel;
 
 /** Kernel `index` in [0, folio_context_info.num_kernels) of a context's backend, level and device. A
  * plan chooses it for DECODER attention of this case without soft cap, on a cache of 16-token blocks.
  * @return FOLIO_OK; ERR_ARGUMENT. */
 FOLIO_API folio_status folio_context_get_kernel(const folio_context *ctx, int32_t index,
-                                                folio_kernel_info *info);
+                                                folio_context_kernel *info);
 
 /**
  * Can a backend run this attention as these types (a set of FOLIO_ATTENTION_BIT, not empty) over such

@@ -121,7 +121,7 @@ class Context(Handle):
 
         result = []
         for index in range(self.num_kernels):
-            info = make(abi.folio_kernel_info)
+            info = make(abi.folio_context_kernel)
             check(lib.folio_context_get_kernel(self._as_parameter_, index, ctypes.byref(info)))
             result.append(KernelInfo(text(info.name), DTYPE_NAMES[info.dtype], DTYPE_NAMES[info.kv_dtype],
                                      info.head_size, text(lib.folio_layout_name(info.layout)), info.min_rows,

@@ -104,5 +104,5 @@ def merge_states(parts: Sequence[tuple], *, context: Optional[Context] = None, s
     out = empty(ctx, (tokens, heads, size), dtype, parts[0][0])
     lse = empty(ctx, (tokens, heads), abi.FOLIO_F32, parts[0][0])
     merge.out, merge.lse = tensor(ctx, out, "out", heads, size)[0], array(lse).data
-    check(lib.folio_merge_states(ctx._as_parameter_, ctypes.byref(merge), run_of(ctx, parts[0][0], stream)))
+    check(lib.folio_state_merge(ctx._as_parameter_, ctypes.byref(merge), run_of(ctx, parts[0][0], stream)))
     return out, lse

@@ -129,7 +129,7 @@ void folio_context_destroy(folio_context *ctx)
 
 static int32_t num_kernels_of(const folio_context *ctx)
 {
-    folio_kernel_info kernel;
+    folio_context_kernel kernel;
     int32_t n = 0;
     while (ctx->backend->get_kernel(ctx, n, &kernel)) n++;
     return n;
@@ -149,11 +149,11 @@ folio_status folio_context_get_info(const folio_context *ctx, folio_context_info
 }
 
 folio_status folio_context_get_kernel(const folio_context *ctx, int32_t index,
-                                      folio_kernel_info *info)
+                                      folio_context_kernel *info)
 {
     REQUIRE(ctx != NULL, "folio_context_get_kernel: ctx is NULL");
-    folio_kernel_info i = {0};
+    folio_context_kernel i = {0};
     REQUIRE(index >= 0 && ctx->backend->get_kernel(ctx, index, &i),
             "folio_context_get_kernel: index %d is outside [0, %d)", index, num_kernels_of(ctx));
-    return folioi_struct_out(info, &i, sizeof i, "folio_kernel_info");
+    return folioi_struct_out(info, &i, sizeof i, "folio_context_kernel");
 }

@@ -60,9 +60,9 @@ static folio_status check_merge(folio_merge *m)
     return FOLIO_OK;
 }
 
-folio_status folio_merge_states(folio_context *ctx, const folio_merge *merge, const folio_run *run)
+folio_status folio_state_merge(folio_context *ctx, const folio_merge *merge, const folio_run *run)
 {
-    REQUIRE(ctx != NULL, "folio_merge_states: ctx is NULL");
+    REQUIRE(ctx != NULL, "folio_state_merge: ctx is NULL");
     folio_merge m;
     folio_run r;
     STRUCT_IN(m, merge, "folio_merge");

@@ -1,6 +1,6 @@
 /*
  * state.h: the softmax state of rows over some of their keys, and how two become one. Host backends
- * keep one for each split of a row, and folio_merge_states makes one of each part.
+ * keep one for each split of a row, and folio_state_merge makes one of each part.
  */
 #ifndef FOLIOI_STATE_H
 #define FOLIOI_STATE_H

@@ -25,7 +25,7 @@ typedef struct folioi_backend {
     /* The kernels of a level by name, of the best for NULL; *level is set. NULL: not on this machine. */
     const void *(*kernels)(const char *cap, const char **level);
     /* An attention kernel by number; false: past the last. */
-    bool (*get_kernel)(const folio_context *ctx, int32_t index, folio_kernel_info *info);
+    bool (*get_kernel)(const folio_context *ctx, int32_t index, folio_context_kernel *info);
     int32_t max_head_size;
     bool f64_out;                  /* out may be FOLIO_F64 */
     bool one_thread;               /* contexts start no others */

@@ -31,6 +31,8 @@ static const dtype_row *row_of(folio_dtype dtype)
 
 size_t folio_dtype_size(folio_dtype dtype) { return row_of(dtype)->size; }
 
+size_t folio_dtype_numbers(folio_dtype dtype) { return row_of(dtype) != dtypes; }
+
 const char *folio_dtype_name(folio_dtype dtype) { return row_of(dtype)->name; }
 
 const char *folio_attention_type_name(folio_attention_type type)

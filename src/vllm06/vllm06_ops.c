@@ -274,7 +274,7 @@ static folio_status run_partitions(paged *p, folio_state *states, int64_t parts,
     folio_merge m =
         FOLIO_WITH(folio_merge, .num_heads = p->a.num_heads, .head_size = p->c->head_size,
                    .num_parts = parts, .parts = states, .out = dense_out(p));
-    return folio_merge_states(p->state->ctx, &m, &p->run);
+    return folio_state_merge(p->state->ctx, &m, &p->run);
 }
 
 /* One partition is the whole: nothing to merge, and tmp_out is a copy. */

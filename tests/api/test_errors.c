@@ -33,8 +33,10 @@ TEST(errors, names_and_texts)
     for (int i = 0; i < COUNT_OF(dtypes); i++) {
         CHECK(strcmp(folio_dtype_name((folio_dtype)i), dtypes[i]) == 0);
         CHECK_INT(folio_dtype_size((folio_dtype)i), sizes[i]);
+        CHECK_INT(folio_dtype_numbers((folio_dtype)i), i > 0);
     }
     CHECK_INT(folio_dtype_size((folio_dtype)8), 0);
+    CHECK_INT(folio_dtype_numbers((folio_dtype)8), 0);
     CHECK_INT(folio_dtype_size((folio_dtype)-1), 0);
     CHECK(strcmp(folio_dtype_name((folio_dtype)-1), "unknown") == 0);
     CHECK(strcmp(folio_attention_type_name((folio_attention_type)4), "unknown") == 0);
@@ -531,10 +533,10 @@ BACKEND_TEST(errors, strides_that_no_number_needs)
             FOLIO_WITH(folio_merge, .num_heads = 1, .head_size = 8, .num_parts = 1, .parts = &part,
                        .out = {.data = y, .dtype = FOLIO_F32, .tokens = 1}, .lse = y + 64);
         m.lse_head_stride = large[i];
-        REFUSED(folio_merge_states(ctx, &m, NULL), ARG, "lse|stride|largest");
+        REFUSED(folio_state_merge(ctx, &m, NULL), ARG, "lse|stride|largest");
         m.lse_head_stride = 0;
         part.lse_token_stride = large[i];
-        REFUSED(folio_merge_states(ctx, &m, NULL), ARG, "lse|stride|largest");
+        REFUSED(folio_state_merge(ctx, &m, NULL), ARG, "lse|stride|largest");
     }
     /* token_stride 0: heads * head_stride, not heads * head_size */
     support_fill(x, COUNT_OF(x), 3, 1);
@@ -563,7 +565,7 @@ enum { TOKENS = 3, HEADS = 2, SIZE = 8 };
             folio_merge, .num_heads = HEADS, .head_size = SIZE, .num_parts = 2, .parts = parts,    \
             .out = {.data = out.data, .dtype = FOLIO_F32, .tokens = TOKENS}, .lse = lse.data);     \
         change;                                                                                    \
-        REFUSED(folio_merge_states(ctx, &m, NULL), ARG, words);                                    \
+        REFUSED(folio_state_merge(ctx, &m, NULL), ARG, words);                                     \
         CHECK(support_is_poison(out.data, out.bytes) && support_is_poison(lse.data, lse.bytes));   \
     } while (0)
 
@@ -601,8 +603,8 @@ BACKEND_TEST(errors, merge)
     BAD_MERGE("lse and parts[0].lse", parts[0].lse = (float *)lse.data + 1);
     BAD_MERGE("out and lse", m.lse = out.data);
     folio_merge m = {.struct_size = sizeof m};
-    REFUSED(folio_merge_states(NULL, &m, NULL), ARG, "ctx");
-    REFUSED(folio_merge_states(ctx, NULL, NULL), ARG, "merge");
+    REFUSED(folio_state_merge(NULL, &m, NULL), ARG, "ctx");
+    REFUSED(folio_state_merge(ctx, NULL, NULL), ARG, "merge");
     support_buffer_free(&out);
     support_buffer_free(&lse);
 }

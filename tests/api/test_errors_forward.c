@@ -351,7 +351,7 @@ BACKEND_TEST(errors_forward, more_queries_than_keys)
 BACKEND_TEST(errors_forward, kernels_by_number)
 {
     folio_context_info all = {.struct_size = sizeof all};
-    folio_kernel_info kernel = {.struct_size = sizeof kernel};
+    folio_context_kernel kernel = {.struct_size = sizeof kernel};
     CHECK_OK(folio_context_get_info(ctx, &all));
     CHECK(all.num_kernels > 0);
     for (int32_t i = 0; i < all.num_kernels; i++) {
@@ -364,7 +364,7 @@ BACKEND_TEST(errors_forward, kernels_by_number)
     REFUSED(folio_context_get_kernel(ctx, -1, &kernel), ARG, "index -1");
     REFUSED(folio_context_get_kernel(ctx, all.num_kernels, &kernel), ARG, words);
     REFUSED(folio_context_get_kernel(NULL, 0, &kernel), ARG, "ctx");
-    REFUSED(folio_context_get_kernel(ctx, 0, NULL), ARG, "info");
+    REFUSED(folio_context_get_kernel(ctx, 0, NULL), ARG, "folio_context_kernel");
 }
 
 BACKEND_TEST(errors_forward, batch_changes_and_lifetimes)

@@ -127,7 +127,7 @@ CALL(sized_rows, folio_kv_cache_unpack(w->cache, 0, arg, NULL))
 CALL(sized_run, folio_kv_cache_copy_blocks(w->cache, w->cache, NULL, 0, arg))
 CALL(sized_tensors,
      folio_attention_forward(w->plan, 0, FOLIO_ATTENTION_DECODER, w->cache, 0, arg, NULL))
-CALL(sized_merge, folio_merge_states(w->ctx, arg, NULL))
+CALL(sized_merge, folio_state_merge(w->ctx, arg, NULL))
 CALL(sized_context_info, folio_context_get_info(w->ctx, arg))
 CALL(sized_kernel, folio_context_get_kernel(w->ctx, 0, arg))
 CALL(sized_view, folio_kv_cache_get_view(w->cache, 0, arg))
@@ -195,7 +195,7 @@ static const support_sized sized_cases[] = {
           .parts = one_part, .out = {.data = sized_out, .dtype = FOLIO_F32, .tokens = 1}),
     FILLED(folio_kv_cache_shape, sized_shape, layer_bytes),
     FILLED(folio_context_info, sized_context_info, device),
-    FILLED(folio_kernel_info, sized_kernel, layout),
+    FILLED(folio_context_kernel, sized_kernel, layout),
     FILLED(folio_kv_cache_view, sized_view, k_array),
     FILLED(folio_batch_info, sized_summary, num_decodes),
     FILLED(folio_batch_view, sized_batch_view, query_lens),

@@ -55,7 +55,7 @@ static folio_status merge(folio_context *ctx, const folio_state *states, int64_t
                                .parts = states,
                                .out = {.data = result->out, .dtype = FOLIO_F32, .tokens = TOKENS},
                                .lse = &result->lse[0][0]);
-    return folio_merge_states(ctx, &m, NULL);
+    return folio_state_merge(ctx, &m, NULL);
 }
 
 static void check_close(const part *got, const part *expected, double tolerance)
@@ -131,7 +131,7 @@ TEST(merge, order_is_fixed)
             folio_merge m = FOLIO_WITH(
                 folio_merge, .num_heads = HEADS, .head_size = SIZE, .num_parts = 6, .parts = one,
                 .out = {.data = got.out, .dtype = FOLIO_F32, .tokens = 1}, .lse = &got.lse[0][0]);
-            CHECK_OK(folio_merge_states(ctx, &m, NULL));
+            CHECK_OK(folio_state_merge(ctx, &m, NULL));
             CHECK(memcmp(got.out[0], first.out[i], sizeof got.out[0]) == 0);
             CHECK(memcmp(got.lse[0], first.lse[i], sizeof got.lse[0]) == 0);
         }
@@ -236,7 +236,7 @@ BACKEND_TEST(merge, strides_and_dtypes)
             FOLIO_WITH(folio_merge, .num_heads = HEADS, .head_size = SIZE, .num_parts = 2,
                        .parts = states, .out = {out.data, to, TOKENS, 60, 13}, .lse = lses.data,
                        .lse_token_stride = 11, .lse_head_stride = 4);
-        CHECK_OK(folio_merge_states(ctx, &m, NULL));
+        CHECK_OK(folio_state_merge(ctx, &m, NULL));
         for (int64_t i = 0; i < TOKENS * HEADS * SIZE; i++) {
             int64_t at = i / (HEADS * SIZE) * 60 + i / SIZE % HEADS * 13 + i % SIZE;
             double got = kit_load(to, out.data, at);
@@ -262,7 +262,7 @@ BACKEND_TEST(merge, result_in_the_place_of_a_part)
         CHECK_OK(merge(ctx, states, 3, &expected));
         folio_merge m = FOLIO_WITH(folio_merge, .num_heads = HEADS, .head_size = SIZE,
                                    .num_parts = 3, .parts = states, .out = states[at].out);
-        CHECK_OK(folio_merge_states(ctx, &m, NULL));
+        CHECK_OK(folio_state_merge(ctx, &m, NULL));
         CHECK(memcmp(parts[at].out, expected.out, sizeof expected.out) == 0);
     }
 }
@@ -340,7 +340,7 @@ ENGINE_TEST(merge, cache_parts_equal_whole)
         folio_merge m = FOLIO_WITH(folio_merge, .num_heads = 2, .head_size = RIG_DIM,
                                    .num_parts = 3, .parts = states,
                                    .out = {got.out, FOLIO_F32, 5, 0, 0}, .lse = &got.lse[0][0]);
-        CHECK_OK(folio_merge_states(e.ctx, &m, NULL));
+        CHECK_OK(folio_state_merge(e.ctx, &m, NULL));
         for (int i = 0; i < 5; i++) {
             for (int h = 0; h < 2; h++) {
                 CHECK_NEAR(got.lse[i][h], whole.lse[i][h], 2e-6);

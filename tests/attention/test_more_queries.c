@@ -234,7 +234,7 @@ static void check_shared_prefix(rig_engine e, int64_t prefix, int64_t rows_each)
         states[i] = (folio_state){.out = {part[i], FOLIO_F32, rows, 0, 0}, .lse = part_lse[i]};
     folio_merge merge = FOLIO_WITH(folio_merge, .num_heads = H, .head_size = D, .num_parts = 2,
                                    .parts = states, .out = states[0].out, .lse = part_lse[0]);
-    CHECK_OK(folio_merge_states(e.ctx, &merge, NULL));
+    CHECK_OK(folio_state_merge(e.ctx, &merge, NULL));
     for (int64_t i = 0; i < rows * H; i++) CHECK_NEAR(part_lse[0][i], whole_lse[i], 2e-6);
     for (int64_t i = 0; i < rows * H * D; i++) CHECK_NEAR(part[0][i], whole[i], 1e-6);
     kit_layer_close(&l);

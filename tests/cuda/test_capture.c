@@ -43,7 +43,7 @@ static folio_status merge(world *w, int64_t num_parts)
     folio_merge m =
         FOLIO_WITH(folio_merge, .num_heads = HEADS, .head_size = SIZE, .num_parts = num_parts,
                    .parts = states, .out = {w->out, FOLIO_F32, ROWS, 0, 0});
-    folio_status status = folio_merge_states(w->ctx, &m, &w->run);
+    folio_status status = folio_state_merge(w->ctx, &m, &w->run);
     memset(states, 0x7f, sizeof states);
     return status;
 }

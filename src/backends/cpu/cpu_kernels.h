@@ -136,7 +136,7 @@ typedef struct folioi_cpu_kernels {
 enum folioi_attend_instance folioi_attend_choose(const folio_attention_desc *a, bool pairs);
 
 /** Kernel `index` of a context's table, and a case for it; false: past the last. */
-bool folioi_cpu_get_kernel(const folio_context *ctx, int32_t index, folio_kernel_info *info);
+bool folioi_cpu_get_kernel(const folio_context *ctx, int32_t index, folio_context_kernel *info);
 
 /** The table of the named level, or of the best this machine has for NULL; NULL: not here. */
 const folioi_cpu_kernels *folioi_cpu_table(const char *cap);

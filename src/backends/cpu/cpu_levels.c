@@ -85,14 +85,14 @@ enum folioi_attend_instance folioi_attend_choose(const folio_attention_desc *a, 
     return (enum folioi_attend_instance)best;
 }
 
-bool folioi_cpu_get_kernel(const folio_context *ctx, int32_t index, folio_kernel_info *info)
+bool folioi_cpu_get_kernel(const folio_context *ctx, int32_t index, folio_context_kernel *info)
 {
     const folioi_cpu_kernels *kernels = ctx->kernels;
     if (index >= FOLIOI_NUM_ATTEND) return false;
-    *info = (folio_kernel_info){.name = kernels->attend[index].name,
-                                .dtype = instances[index].bf16_queries ? FOLIO_BF16 : FOLIO_F32,
-                                .kv_dtype = instances[index].kv,
-                                .head_size = 128,
-                                .min_rows = 1};
+    *info = (folio_context_kernel){.name = kernels->attend[index].name,
+                                   .dtype = instances[index].bf16_queries ? FOLIO_BF16 : FOLIO_F32,
+                                   .kv_dtype = instances[index].kv,
+                                   .head_size = 128,
+                                   .min_rows = 1};
     return true;
 }

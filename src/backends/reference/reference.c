@@ -169,14 +169,14 @@ static folio_status plan_update(void *state, const folio_batch *batch, void *str
     return FOLIO_OK;
 }
 
-static bool get_kernel(const folio_context *ctx, int32_t index, folio_kernel_info *info)
+static bool get_kernel(const folio_context *ctx, int32_t index, folio_context_kernel *info)
 {
     (void)ctx;
-    *info = (folio_kernel_info){.name = "reference_f64",
-                                .dtype = FOLIO_F32,
-                                .kv_dtype = FOLIO_F32,
-                                .head_size = 128,
-                                .min_rows = 1};
+    *info = (folio_context_kernel){.name = "reference_f64",
+                                   .dtype = FOLIO_F32,
+                                   .kv_dtype = FOLIO_F32,
+                                   .head_size = 128,
+                                   .min_rows = 1};
     return index == 0;
 }
 

@@ -64,7 +64,7 @@ folio_status folioi_cuda_plan_update_device(void *state, const folio_step *step,
 folio_status folioi_cuda_plan_status(const void *state, folio_plan_findings *out);
 void folioi_cuda_plan_describe(const void *state, int32_t attention, folio_attention_type type,
                                const folioi_call *call, folio_plan_info *info);
-bool folioi_cuda_get_kernel(const folio_context *ctx, int32_t index, folio_kernel_info *info);
+bool folioi_cuda_get_kernel(const folio_context *ctx, int32_t index, folio_context_kernel *info);
 folio_status folioi_cuda_forward(const folioi_call *call);
 
 folio_status folioi_cuda_write(const folio_context *ctx, const folioi_kv_layer *layer,

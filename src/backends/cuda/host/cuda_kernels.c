@@ -80,9 +80,9 @@ typedef enum { NOT_TAKEN, TAKEN, CHOSEN } line_use;
 
 /* A case for a line, in a layout, and what a plan does with it: the line cannot run it, could, or is chosen. */
 static line_use example_of(const folioi_cuda_line *line, bool decode, const folioi_cuda_sm *sm,
-                           folio_layout layout, folio_kernel_info *info)
+                           folio_layout layout, folio_context_kernel *info)
 {
-    *info = (folio_kernel_info){
+    *info = (folio_context_kernel){
         .name = line->name,
         .dtype = line->dtype != 0 ? line->dtype : FOLIO_F16,
         .layout = layout,
@@ -112,13 +112,13 @@ static line_use example_of(const folioi_cuda_line *line, bool decode, const foli
 
 /* A line that could run a case but is never chosen is listed too: `folio check` then fails and names it. */
 static bool is_listed(const folioi_cuda_line *line, bool decode, const folioi_cuda_sm *sm,
-                      folio_kernel_info *info)
+                      folio_context_kernel *info)
 {
     static const folio_layout layouts[] = {FOLIO_LAYOUT_NATIVE, FOLIO_LAYOUT_NHD,
                                            FOLIO_LAYOUT_XPACKED, FOLIO_LAYOUT_XPACKED_1};
     bool taken = false;
     for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
-        folio_kernel_info example;
+        folio_context_kernel example;
         line_use use = example_of(line, decode, sm, layouts[i], &example);
         if (use == NOT_TAKEN || (taken && use == TAKEN)) continue;
         *info = example;
@@ -128,7 +128,7 @@ static bool is_listed(const folioi_cuda_line *line, bool decode, const folioi_cu
     return taken;
 }
 
-bool folioi_cuda_get_kernel(const folio_context *ctx, int32_t index, folio_kernel_info *info)
+bool folioi_cuda_get_kernel(const folio_context *ctx, int32_t index, folio_context_kernel *info)
 {
     const folioi_cuda_sm *sm = &device_of(ctx)->sm;
     const folioi_cuda_line *line;
@@ -137,10 +137,10 @@ bool folioi_cuda_get_kernel(const folio_context *ctx, int32_t index, folio_kerne
              (line = decode ? folioi_cuda_decode_line(n) : folioi_cuda_prefill_line(n)) != NULL;
              n++)
             if (is_listed(line, decode, sm, info) && index-- == 0) return true;
-    *info = (folio_kernel_info){.name = "generic",
-                                .dtype = FOLIO_F32,
-                                .kv_dtype = FOLIO_F32,
-                                .head_size = 128,
-                                .min_rows = 1};
+    *info = (folio_context_kernel){.name = "generic",
+                                   .dtype = FOLIO_F32,
+                                   .kv_dtype = FOLIO_F32,
+                                   .head_size = 128,
+                                   .min_rows = 1};
     return index == 0;
 }
