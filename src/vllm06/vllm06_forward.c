@@ -87,13 +87,23 @@ static folio_status attend(layer *l, const group *g, const folio_tensors *tensor
     folioi_vllm06_part part = {shared ? l->m->id : 0, g->first, l->args.key.data != NULL,
                                l->run.stream};
     folioi_vllm06_plan *p;
-    TRY(folioi_vllm06_find_plan(state, graph_of(l), g->desc, g->type, g->cache, g->which, &p));
+    int32_t n;
+    TRY(folioi_vllm06_find_plan(state, graph_of(l), g->desc, g->type, g->cache, g->which, false, &p,
+                                &n));
     if (part.metadata == 0 || part.metadata != p->part.metadata || part.first != p->part.first ||
-        part.fresh != p->part.fresh || part.stream != p->part.stream)
-        TRY(plan_group(l, g, part, p));
+        part.fresh != p->part.fresh || part.stream != p->part.stream) {
+        folio_status status = plan_group(l, g, part, p);
+        if (status == FOLIO_ERR_ARGUMENT && p->num_attentions > 1) {
+            /* another layer may see a block that this step does not have */
+            TRY(folioi_vllm06_find_plan(state, NULL, g->desc, g->type, g->cache, g->which, true, &p,
+                                        &n));
+            status = plan_group(l, g, part, p);
+        }
+        TRY(status);
+    }
     if (l->checking)
-        return folio_attention_check(p->plan, 0, g->type, g->cache, 0, tensors, &l->run, NULL);
-    return folio_attention_forward(p->plan, 0, g->type, g->cache, 0, tensors, &l->run);
+        return folio_attention_check(p->plan, n, g->type, g->cache, 0, tensors, &l->run, NULL);
+    return folio_attention_forward(p->plan, n, g->type, g->cache, 0, tensors, &l->run);
 }
 
 static folio_tensor rows_of(const folio_tensor *t, int64_t first, int64_t n)

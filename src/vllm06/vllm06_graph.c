@@ -220,15 +220,17 @@ folio_status folio_vllm06_begin_forward(folio_vllm06_state *state,
 {
     REQUIRE(state != NULL, "begin_forward: state is NULL");
     REQUIRE(attn_metadata != NULL, "begin_forward: attn_metadata is NULL");
-    REQUIRE(attn_metadata->plans == NULL || attn_metadata->state->ctx == state->ctx,
+    REQUIRE(attn_metadata->graph_len == 0 || attn_metadata->state->ctx == state->ctx,
             "begin_forward: attn_metadata is of a graph of another context");
     folio_run run;
     TRY(folioi_run_in(state->ctx, given, &run));
     folio_status status = FOLIO_OK;
-    for (folioi_vllm06_plan *p = attn_metadata->plans; p != NULL && status == FOLIO_OK; p = p->next)
+    const folioi_vllm06_plans *plans = &attn_metadata->plans;
+    folioi_vllm06_plan *p = NULL;
+    while (status == FOLIO_OK && (p = folioi_vllm06_next_plan(plans, p)) != NULL)
         status = folioi_vllm06_replan(attn_metadata, p, &run);
+    if (status == FOLIO_OK) return FOLIO_OK;
     /* of a step that is refused no layer runs, nor by the plan of another step */
-    for (folioi_vllm06_plan *p = attn_metadata->plans; p != NULL && status != FOLIO_OK; p = p->next)
-        p->part.metadata = 0;
+    for (p = NULL; (p = folioi_vllm06_next_plan(plans, p)) != NULL;) p->part.metadata = 0;
     return status;
 }

@@ -63,6 +63,7 @@ typedef struct {
     const folio_vllm06_kv_cache *c;
     const folioi_vllm06_kept *kept;
     folioi_vllm06_plan *plan; /* the state's */
+    int32_t attention;        /* its number in the plan */
     folio_run run;
 } paged;
 
@@ -103,7 +104,7 @@ static folio_status open_paged(paged *p, const folio_vllm06_paged_attention_args
                    .num_kv_heads = c->num_kv_heads, .k_head_size = c->head_size,
                    .dtype = p->a.dtype, .kv_dtype = c->dtype, .scale = p->a.scale);
     return folioi_vllm06_find_plan(p->state, NULL, &d, FOLIO_ATTENTION_DECODER, p->kept->cache,
-                                   FOLIOI_VLLM06_PAGED, &p->plan);
+                                   FOLIOI_VLLM06_PAGED, false, &p->plan, &p->attention);
 }
 
 /* The step of keys [first, first + len) of every sequence. It lies in the state's `asking`, and so does all that a plan
@@ -172,8 +173,8 @@ static folio_status attend(paged *p, folio_tensor out, float *lse, int64_t lse_t
         FOLIO_WITH(folio_tensors, .q = query_of(p), .out = out, .lse = lse,
                    .lse_token_stride = lse_token_stride, .lse_head_stride = lse_head_stride,
                    .slopes = p->a.alibi_slopes, .k_scale = p->a.k_scale, .v_scale = p->a.v_scale);
-    return folio_attention_forward(p->plan->plan, 0, FOLIO_ATTENTION_DECODER, p->kept->cache, 0, &t,
-                                   &p->run);
+    return folio_attention_forward(p->plan->plan, p->attention, FOLIO_ATTENTION_DECODER,
+                                   p->kept->cache, 0, &t, &p->run);
 }
 
 folio_status folio_vllm06_paged_attention_v1(folio_vllm06_state *state,

@@ -166,6 +166,27 @@ V06_TEST_OF("xformers", layers_share_a_state)
     }
 }
 
+/* Blocks behind a window may be gone, whatever the layers before this one see. */
+V06_TEST_OF("xformers", blocks_behind_a_window)
+{
+    static const v06_seq prompt[] = {{0, true, 30, 30, 0}};
+    static const v06_seq decodes[] = {{0, false, 1, 31, 0}, {0, false, 1, 32, 0}};
+    v06_play(r, prompt, 1, "D");
+    v06_play(r, decodes, 1, "D");
+    folio_vllm06_impl *full = r->impl, *windowed = NULL;
+    r->d.sliding_window = 9;
+    CHECK_OK(folio_vllm06_make_impl(r->state, r->b, &r->d, &windowed));
+    r->impl = windowed;
+    v06_fields(r, decodes + 1, 1);
+    r->tables[0] = FOLIO_NO_BLOCK;
+    for (int i = 0; i < 2; i++) v06_rerun(r, "D");
+    r->impl = full;
+    V06_REJECTS(r, DECODER, "FOLIO_NO_BLOCK");
+    r->impl = windowed;
+    v06_run(r, "D");
+    folio_vllm06_impl_destroy(full);
+}
+
 /* More caches than a state describes at a time, each another by what it says of its bytes, twice around. */
 static void more_caches_than_kept(v06 *r)
 {
