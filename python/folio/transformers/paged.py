@@ -111,7 +111,7 @@ class Group:
         self.pages, self.kv, self.kv_dtype, self.trash = pages, kv, kv_dtype, trash
         self.batch = Batch(cache=kv)
         self.tables: Any = None
-        self.plans: dict = {}
+        self.plan: Optional[Plan] = None  # lists the attentions of all layers that have run
         self._step: Any = None
 
     def start_step(self, kwargs: dict[str, Any], index: int) -> None:
@@ -126,17 +126,17 @@ class Group:
         t = tables(self.pages, self.trash, _host(kwargs["cu_seq_lens_q"]), _host(key_start), _host(step[index]),
                    _host(kwargs["write_index"][index]))
         self.batch.set_csr(t.indptr, t.blocks, query_start=t.query_start, seq_lens=t.seq_lens)
-        for plan in self.plans.values():
-            plan.update(self.batch)
+        if self.plan is not None:
+            self.plan.update(self.batch)
         self.tables, self._step = t, step
 
-    def plan(self, attention: Any) -> Plan:
-        plan = self.plans.get(attention)
-        if plan is None:
-            plan = Plan(attention, cache=self.kv)
+    def planned(self, attention: Any) -> tuple[Plan, int]:
+        """The plan, made anew for an attention that it does not list, and the attention's number in it."""
+        if self.plan is None or attention not in self.plan.attentions:
+            plan = Plan([*(self.plan.attentions if self.plan else ()), attention], cache=self.kv)
             plan.update(self.batch)
-            self.plans[attention] = plan
-        return plan
+            self.plan = plan
+        return self.plan, self.plan.attentions.index(attention)
 
 
 def attend(group: Group, layer: int, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor,
@@ -153,8 +153,9 @@ def attend(group: Group, layer: int, module: torch.nn.Module, query: torch.Tenso
                              group.kv_dtype, scaling, group.pages.window, soft_cap_of(kwargs))
     q, k, v = rows(query), rows(key), rows(value)
     slots = group.tables.write_slots
-    out = group.plan(attention).forward(q, k, v, cache=kv, layer=layer, sinks=sinks_of(module, s_aux),
-                                        append=slots is not None)
+    plan, number = group.planned(attention)
+    out = plan.forward(q, k, v, cache=kv, layer=layer, attention=number, sinks=sinks_of(module, s_aux),
+                       append=slots is not None)
     if slots is not None:
         kv.write(layer, k, v, slots)
     return out.unsqueeze(0)
