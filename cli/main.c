@@ -44,7 +44,7 @@ static const char more_help[] =
     "  1    a check or a call failed, a file is invalid, nothing ran, a replayed row mismatched, or\n"
     "       --fail-if-slower found a case\n"
     "  2    invalid command line\n"
-    "  130  interrupted (Ctrl-C); 'folio replay' prints the summary so far\n"
+    "  130  interrupted (Ctrl-C); 'folio bench' and 'folio replay' print what they have so far\n"
     "  143  terminated\n";
 
 void print_help(void)

@@ -238,7 +238,7 @@ static char *read_all(FILE *in, size_t *length)
     return NULL;
 }
 
-json_value *json_read_file(const char *path, json_error *error)
+char *json_read_text(const char *path, json_error *error)
 {
     size_t length = 0;
     bool standard = strcmp(path, "-") == 0;
@@ -247,12 +247,10 @@ json_value *json_read_file(const char *path, json_error *error)
     if (text == NULL)
         snprintf(error->text, sizeof error->text, "it cannot be read: %s", strerror(errno));
     if (in && !standard) fclose(in);
-    if (text == NULL) return NULL;
-    json_value *v = NULL;
-    if (strlen(text) == length) v = json_read(text, error);
-    else snprintf(error->text, sizeof error->text, "it is not JSON: it contains a zero byte");
+    if (text == NULL || strlen(text) == length) return text;
+    snprintf(error->text, sizeof error->text, "it is not JSON: it contains a zero byte");
     free(text);
-    return v;
+    return NULL;
 }
 
 void json_free(json_value *v)

@@ -34,8 +34,8 @@ typedef struct json_error {
 
 /* The one value a text holds; NULL: error says why and where. The caller frees it. */
 json_value *json_read(const char *text, json_error *error);
-/* The same of a file; "-" is standard input. */
-json_value *json_read_file(const char *path, json_error *error);
+/* The text of a file, "-" is standard input; NULL: error says why. The caller frees it. */
+char *json_read_text(const char *path, json_error *error);
 void json_free(json_value *v);
 
 /* A member of an object; NULL: v is NULL or no object, or has none of this name. */

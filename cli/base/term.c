@@ -157,6 +157,12 @@ void term_progress(double since, int64_t done, int64_t total, const char *what)
     last_shown = now;
 }
 
+void term_step(const char *who, int64_t at, int64_t total, const char *what)
+{
+    if (!term_is_live())
+        fprintf(stderr, "%s: %lld of %lld: %s\n", who, (long long)at, (long long)total, what);
+}
+
 void term_progress_end(void)
 {
     if (num_lines == 0 || is_behind()) return;

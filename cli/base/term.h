@@ -51,6 +51,9 @@ void term_bar(char *text, size_t size, int64_t done, int64_t total, const char *
 /* Draws a bar, ten times a second at most, from two seconds after `since`. */
 void term_progress(double since, int64_t done, int64_t total, const char *what);
 
+/* "who: 3 of 9: what", where no bar can be drawn. */
+void term_step(const char *who, int64_t at, int64_t total, const char *what);
+
 /* Wipes what was drawn: before anything else is written, and at the end. */
 void term_progress_end(void);
 

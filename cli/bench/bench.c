@@ -3,6 +3,7 @@
 
 #include "base/args.h"
 #include "base/commands.h"
+#include "base/interrupt.h"
 #include "base/json.h"
 #include "base/table.h"
 #include "base/term.h"
@@ -78,8 +79,10 @@ bool bench_measure(bench_report *r, const bench_case *cases, int count)
     double seconds = 0;
     int64_t capacity = 0, rounds = 0;
     bool ok = true;
+    term_step("folio bench", r->done + 1, r->total, cases[0].name);
     for (int i = 0; i < count && ok; i++) ok = cases[i].batch(cases[i].state, &seconds);
     while (ok && (rounds < MIN_BATCHES || term_seconds() < end)) {
+        if (interrupt_signal()) ok = false;
         term_progress(r->started, r->done, r->total, cases[0].name);
         if (rounds == capacity) samples = grow(samples, count, rounds, &capacity);
         for (int i = 0; i < count && ok; i++) {
@@ -90,6 +93,7 @@ bool bench_measure(bench_report *r, const bench_case *cases, int count)
     }
     for (int i = 0; i < count && ok; i++) add_result(r, &cases[i], samples + i * capacity, rounds);
     free(samples);
+    bench_after_results(&r->after, r->num_results);
     return ok;
 }
 
@@ -219,8 +223,9 @@ static void print_table(const bench_report *r)
     table_print(&t);
 }
 
-static void print_markdown(const bench_report *r)
+static void print_markdown(const void *run)
 {
+    const bench_report *r = run;
     char text[32];
     printf("%sfolio %s bench %s%s: %s, %d processors, block size %lld, %g s a case, seed %lld\n\n",
            term_start(TERM_BOLD), folio_version(), r->topic, term_end(), bench_cpu_name(),
@@ -246,20 +251,22 @@ static void print_cell(int64_t n)
     putchar(',');
 }
 
-static void print_csv(const bench_report *r)
+static void print_csv(const void *run, int64_t i)
 {
-    printf("case,blocks,threads,length,sequences,ns_median,ns_min,spread,per,gbps,batches,noisy\n");
-    for (int i = 0; i < r->num_results; i++) {
-        const bench_result *c = &r->results[i];
-        printf("%s,", c->what.name);
-        print_cell(c->what.blocks);
-        print_cell(c->what.threads);
-        print_cell(c->what.length);
-        print_cell(c->what.sequences);
-        printf("%.6g,%.6g,%.4g,%s,", c->ns_median, c->ns_min, c->spread, c->what.per);
-        if (c->what.bytes) printf("%.6g", gbps(c));
-        printf(",%lld,%d\n", (long long)c->batches, bench_is_noisy(c->spread));
+    if (i < 0) {
+        printf("case,blocks,threads,length,sequences,ns_median,ns_min,spread,per,gbps,batches,"
+               "noisy\n");
+        return;
     }
+    const bench_result *c = &((const bench_report *)run)->results[i];
+    printf("%s,", c->what.name);
+    print_cell(c->what.blocks);
+    print_cell(c->what.threads);
+    print_cell(c->what.length);
+    print_cell(c->what.sequences);
+    printf("%.6g,%.6g,%.4g,%s,", c->ns_median, c->ns_min, c->spread, c->what.per);
+    if (c->what.bytes) printf("%.6g", gbps(c));
+    printf(",%lld,%d\n", (long long)c->batches, bench_is_noisy(c->spread));
 }
 
 /* A number that does not apply is null. */
@@ -276,55 +283,46 @@ static void write_numbers(json *j, const char *key, const bench_number *numbers,
     json_close(j);
 }
 
-static void print_json(const bench_report *r, FILE *out, const comparison *with)
-{
-    json j = {.out = out};
-    json_object(&j, NULL);
-    json_string(&j, "version", folio_version());
-    json_string(&j, "cpu", bench_cpu_name());
-    json_integer(&j, "processors", r->processors);
-    json_string(&j, "topic", r->topic);
-    json_integer(&j, "block_size", r->block_size);
-    json_integer(&j, "seed", r->seed);
-    json_number(&j, "seconds", r->seconds);
-    write_numbers(&j, "ceilings", r->ceilings, r->num_ceilings);
-    json_array(&j, "results");
-    for (int i = 0; i < r->num_results; i++) {
-        const bench_result *c = &r->results[i];
-        json_object(&j, NULL);
-        json_string(&j, "case", c->what.name);
-        write_count(&j, "blocks", c->what.blocks);
-        write_count(&j, "threads", c->what.threads);
-        write_count(&j, "length", c->what.length);
-        write_count(&j, "sequences", c->what.sequences);
-        json_number(&j, "ns_median", c->ns_median);
-        json_number(&j, "ns_min", c->ns_min);
-        json_number(&j, "spread", c->spread);
-        json_string(&j, "per", c->what.per);
-        json_number(&j, "gbps", c->what.bytes ? gbps(c) : (double)NAN);
-        json_integer(&j, "batches", c->batches);
-        json_bool(&j, "noisy", bench_is_noisy(c->spread));
-        json_close(&j);
-    }
-    json_close(&j);
-    write_numbers(&j, "summary", r->summary, r->num_summary);
-    if (with) comparison_write(&j, with);
-    json_close(&j);
-}
-
-static void write_report(const void *run, FILE *out, const char *format, const comparison *with)
+static void write_head(const void *run, json *j)
 {
     const bench_report *r = run;
-    if (strcmp(format, "json") == 0) print_json(r, out, with);
-    else if (strcmp(format, "csv") == 0) print_csv(r);
-    else print_markdown(r);
+    json_string(j, "version", folio_version());
+    json_string(j, "cpu", bench_cpu_name());
+    json_integer(j, "processors", r->processors);
+    json_string(j, "topic", r->topic);
+    json_integer(j, "block_size", r->block_size);
+    json_integer(j, "seed", r->seed);
+    json_number(j, "seconds", r->seconds);
 }
 
-int bench_print(bench_report *r)
+static void write_result(const void *run, json *j, int64_t i)
 {
-    term_progress_end();
-    return bench_after_run(&r->after, write_report, r, r->output);
+    const bench_result *c = &((const bench_report *)run)->results[i];
+    json_object(j, NULL);
+    json_string(j, "case", c->what.name);
+    write_count(j, "blocks", c->what.blocks);
+    write_count(j, "threads", c->what.threads);
+    write_count(j, "length", c->what.length);
+    write_count(j, "sequences", c->what.sequences);
+    json_number(j, "ns_median", c->ns_median);
+    json_number(j, "ns_min", c->ns_min);
+    json_number(j, "spread", c->spread);
+    json_string(j, "per", c->what.per);
+    json_number(j, "gbps", c->what.bytes ? gbps(c) : (double)NAN);
+    json_integer(j, "batches", c->batches);
+    json_bool(j, "noisy", bench_is_noisy(c->spread));
+    json_close(j);
 }
+
+static void write_tail(const void *run, json *j)
+{
+    const bench_report *r = run;
+    write_numbers(j, "ceilings", r->ceilings, r->num_ceilings);
+    write_numbers(j, "summary", r->summary, r->num_summary);
+}
+
+const bench_format bench_report_format = {write_head, write_result, write_tail, print_csv,
+                                          print_markdown};
 
 /* ---- Failing */
 

@@ -40,7 +40,7 @@ typedef struct bench_number {
 enum { BENCH_MAX_RESULTS = 64, BENCH_MAX_NUMBERS = 16, BENCH_MAX_LIST = 8 };
 
 typedef struct bench_report {
-    const char *topic, *filter, *output;
+    const char *topic, *filter;
     double seconds; /* of each case, with what is prepared between its batches */
     int64_t seed, block_size;
     int32_t processors;
@@ -55,7 +55,7 @@ typedef struct bench_report {
 
 /* ---- Measuring */
 
-/* Time the cases of a group in rounds and add their results. False: a batch failed. */
+/* Time the cases of a group in rounds and add their results. False: a batch failed, or the run was interrupted. */
 bool bench_measure(bench_report *r, const bench_case *cases, int count);
 
 typedef struct bench_stats {
@@ -77,8 +77,7 @@ void bench_add_ceiling(bench_report *r, const char *key, double value, const cha
 void bench_add_summary(bench_report *r, const char *key, double value, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* To stdout, in r->output's format, and what r->after asks for. Returns an exit status. */
-int bench_print(bench_report *r);
+extern const bench_format bench_report_format; /* of a bench_report */
 
 const char *bench_cpu_name(void);
 /* "12.5 ns", "3.1 ms"; returns text. */

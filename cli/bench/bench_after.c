@@ -1,6 +1,8 @@
 /* bench_after.c: see bench_after.h. */
 #include "bench/bench_after.h"
 
+#include "base/interrupt.h"
+#include "base/term.h"
 #include "bench/bench.h"
 
 #include <math.h>
@@ -30,14 +32,14 @@ int bench_after_check(const bench_after *a, int argc, char **argv, const arg_opt
                          other);
 }
 
-int bench_after_open(bench_after *a, const char *command, const char *topic, const char *output)
+int bench_after_open(bench_after *a, const char *command, const char *topic)
 {
     if (!parse_limit(a, command)) return EXIT_USAGE;
     if (a->fail_if_slower && !a->compare)
         return args_complain(command, "--fail-if-slower needs --compare");
     if (a->from && !a->compare)
         return args_complain(command, "--from needs something to do with that run: --compare");
-    if (a->compare && strcmp(output, "csv") == 0)
+    if (a->compare && strcmp(a->output, "csv") == 0)
         return args_complain(command, "a comparison has no CSV; -o md or -o json");
     bool ok = (!a->compare || saved_read(&a->before, a->compare, topic)) &&
               (!a->from || saved_read(&a->now, a->from, topic));
@@ -51,16 +53,61 @@ void bench_after_close(bench_after *a)
     saved_free(&a->now);
 }
 
+/* ---- Writing */
+
+static void write_head(const bench_after *a, json *j)
+{
+    json_object(j, NULL);
+    a->format->head(a->run, j);
+    json_array(j, "results");
+}
+
+static void write_tail(const bench_after *a, json *j, const comparison *with)
+{
+    json_close(j);
+    a->format->tail(a->run, j);
+    json_bool(j, "interrupted", interrupt_signal() != 0);
+    if (with) comparison_write(j, with);
+    json_close(j);
+}
+
+void bench_after_results(bench_after *a, int64_t count)
+{
+    bool is_csv = strcmp(a->output, "csv") == 0;
+    if (strcmp(a->output, "md") == 0) return;
+    term_progress_end();
+    a->j.out = stdout;
+    if (!a->begun && is_csv) a->format->csv(a->run, -1);
+    else if (!a->begun) write_head(a, &a->j);
+    a->begun = true;
+    for (; a->written < count; a->written++)
+        if (is_csv) a->format->csv(a->run, a->written);
+        else a->format->result(a->run, &a->j, a->written);
+    fflush(stdout);
+}
+
+static void write_end(bench_after *a, int64_t count, const comparison *with)
+{
+    bench_after_results(a, count);
+    if (strcmp(a->output, "md") == 0) {
+        if (interrupt_signal()) printf("interrupted: the cases so far\n\n");
+        a->format->markdown(a->run);
+    }
+    if (strcmp(a->output, "json") == 0) write_tail(a, &a->j, with);
+}
+
 /* The run as its own JSON tells it. */
-static void read_back(bench_after *a, bench_write *write, const void *run)
+static void read_back(bench_after *a, int64_t count)
 {
     char *text = NULL;
     size_t size = 0;
     json_error error = {.text = ""};
-    FILE *out = open_memstream(&text, &size);
-    if (out == NULL) abort();
-    write(run, out, "json", NULL);
-    if (fclose(out) != 0) abort();
+    json j = {.out = open_memstream(&text, &size)};
+    if (j.out == NULL) abort();
+    write_head(a, &j);
+    for (int64_t i = 0; i < count; i++) a->format->result(a->run, &j, i);
+    write_tail(a, &j, NULL);
+    if (fclose(j.out) != 0) abort();
     json_value *tree = json_read(text, &error);
     free(text);
     if (tree == NULL || !saved_from_tree(&a->now, tree, &error)) {
@@ -68,6 +115,8 @@ static void read_back(bench_after *a, bench_write *write, const void *run)
         exit(EXIT_FAILED);
     }
 }
+
+/* ---- Comparing */
 
 /* How many cases are slower than noise and the limit allow; each is named. */
 static int count_too_slow(const bench_after *a, const comparison *c)
@@ -83,37 +132,46 @@ static int count_too_slow(const bench_after *a, const comparison *c)
     return count;
 }
 
-static void write_from(const void *run, FILE *out, const char *format, const comparison *with)
+/* Compares a->before with a->now. */
+static int report_comparison(bench_after *a, const comparison *c)
 {
-    const bench_after *a = run;
-    json j = {.out = out};
-    if (strcmp(format, "json") != 0) return;
-    json_object(&j, NULL);
-    json_string(&j, "version", a->now.version);
-    json_string(&j, "topic", a->now.topic);
-    if (with) comparison_write(&j, with);
-    json_close(&j);
+    if (strcmp(a->output, "json") != 0) {
+        if (!a->from) printf("\n");
+        comparison_print(c);
+    }
+    return count_too_slow(a, c) > 0 ? EXIT_FAILED : EXIT_OK;
 }
 
-int bench_after_run(bench_after *a, bench_write *write, const void *run, const char *output)
+int bench_after_end(bench_after *a, int64_t count)
 {
     comparison c = {.path = NULL};
     int status = EXIT_OK;
-    bool is_json = strcmp(output, "json") == 0;
-    if (a->now.tree == NULL && a->compare) read_back(a, write, run);
-    if (a->compare) compare_runs(&c, a->compare, &a->before, &a->now);
-    write(run, stdout, output, a->compare ? &c : NULL);
-    if (a->compare && !is_json) {
-        if (!a->from) printf("\n");
-        comparison_print(&c);
+    term_progress_end();
+    if (a->compare) {
+        read_back(a, count);
+        compare_runs(&c, a->compare, &a->before, &a->now);
     }
-    if (a->compare && count_too_slow(a, &c) > 0) status = EXIT_FAILED;
+    write_end(a, count, a->compare ? &c : NULL);
+    if (a->compare) status = report_comparison(a, &c);
+    comparison_free(&c);
+    bench_after_close(a);
+    return interrupt_signal() ? 128 + interrupt_signal() : status;
+}
+
+int bench_after_from(bench_after *a)
+{
+    comparison c = {.path = NULL};
+    json j = {.out = stdout};
+    compare_runs(&c, a->compare, &a->before, &a->now);
+    if (strcmp(a->output, "json") == 0) {
+        json_object(&j, NULL);
+        json_string(&j, "version", a->now.version);
+        json_string(&j, "topic", a->now.topic);
+        comparison_write(&j, &c);
+        json_close(&j);
+    }
+    int status = report_comparison(a, &c);
     comparison_free(&c);
     bench_after_close(a);
     return status;
-}
-
-int bench_after_from(bench_after *a, const char *output)
-{
-    return bench_after_run(a, write_from, a, output);
 }

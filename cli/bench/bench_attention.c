@@ -8,6 +8,7 @@
 #include "bench/bench_attention.h"
 
 #include "base/args.h"
+#include "base/interrupt.h"
 #include "base/term.h"
 
 #include <math.h>
@@ -329,14 +330,22 @@ static void add_result(bench *b, trial *t, const lists *in, const setting *s)
     set_pieces(t, to);
 }
 
+/* A setting in words; returns text. */
+static const char *setting_text(char *text, size_t size, const setting *s)
+{
+    snprintf(text, size, "%s, %s on %s, heads %d:%d of %d, block size %d, %s", s->what->name,
+             folio_dtype_name(s->dtype), folio_dtype_name(s->kv_dtype), (int)s->heads.heads,
+             (int)s->heads.kv_heads, (int)s->head_size, (int)s->block_size,
+             folio_layout_name(s->layout));
+    return text;
+}
+
 static void leave_out(bench *b, const setting *s, int64_t reps)
 {
+    char text[256];
     b->total -= reps;
     term_progress_end();
-    fprintf(stderr, "folio bench: left out: %s, %s on %s, heads %d:%d of %d, block size %d, %s\n",
-            s->what->name, folio_dtype_name(s->dtype), folio_dtype_name(s->kv_dtype),
-            (int)s->heads.heads, (int)s->heads.kv_heads, (int)s->head_size, (int)s->block_size,
-            folio_layout_name(s->layout));
+    fprintf(stderr, "folio bench: left out: %s\n", setting_text(text, sizeof text, s));
 }
 
 /* On a device a case may be a thousand times as slow as the next: none takes longer than this. */
@@ -356,19 +365,22 @@ static void limit_reps(bench *b, trial *t, const setting *s)
 static bool run_setting(bench *b, const lists *in, const setting *s)
 {
     trial t;
+    char text[256];
     int64_t first = b->done;
     memset(&t, 0, sizeof t);
     t.reps = b->reps;
     term_progress(b->started, b->done, b->total, s->what->name);
+    term_step("folio bench", ++b->at, b->settings, setting_text(text, sizeof text, s));
     bool ok = open_trial(b, &t, s);
     if (ok) limit_reps(b, &t, s);
     for (int64_t i = 0; i < t.reps && ok; i++) {
         term_progress(b->started, b->done, b->total, s->what->name);
-        ok = run_round(b, &t, s->cache, i);
+        ok = run_round(b, &t, s->cache, i) && !interrupt_signal();
     }
     if (ok) {
         add_result(b, &t, in, s);
-    } else {
+        bench_after_results(&b->after, b->num_results);
+    } else if (!interrupt_signal()) {
         b->done = first;
         leave_out(b, s, t.reps);
     }
@@ -476,12 +488,12 @@ static bool run_section(bench *b, const lists *of)
     int64_t count = bench_num_settings(of);
     int64_t each = count / of->num_threads / of->num_levels; /* settings of a context */
     bool ok = true;
-    for (int64_t i = 0; i < count; i += each) {
+    for (int64_t i = 0; i < count && !interrupt_signal(); i += each) {
         setting s = bench_nth_setting(of, i);
         int64_t first = b->done;
         bool open = open_context(b, &s);
         ok = open && ok;
-        for (int64_t k = i; k < i + each && open; k++) {
+        for (int64_t k = i; k < i + each && open && !interrupt_signal(); k++) {
             s = bench_nth_setting(of, k);
             ok = run_setting(b, of, &s) && ok;
         }
@@ -496,7 +508,9 @@ static int run_bench(bench *b)
     bool ok = true;
     int status = EXIT_OK;
     for (int i = 0; i < b->num_sections; i++) count += bench_num_settings(&b->sections[i]);
+    b->settings = count;
     b->started = term_seconds();
+    interrupt_catch();
     b->clock_mhz = (double)NAN;
     b->total = count * b->reps;
     b->results = bench_alloc(count, sizeof *b->results);
@@ -504,18 +518,19 @@ static int run_bench(bench *b)
         b->samples[k] = bench_alloc(b->total, sizeof *b->samples[k]);
         b->machine[k] = b->medians[k] = (double)NAN;
     }
-    for (int i = 0; i < b->num_sections; i++) {
+    for (int i = 0; i < b->num_sections && !interrupt_signal(); i++) {
         ok = run_section(b, &b->sections[i]) && ok;
         if (!ok && b->num_results == 0 && b->ctx == NULL) break; /* nothing opens: said once */
     }
     if (b->device) close_context(b, 0);
     add_cases(b);
     term_progress_end();
-    if (b->num_results > 0) status = bench_attention_print(b);
+    if (b->num_results > 0 || interrupt_signal())
+        status = bench_after_end(&b->after, b->num_results);
     note_peers(b);
     for (int k = 0; k < BENCH_NUM_CEILINGS; k++) free(b->samples[k]);
     free(b->results);
-    return ok ? status : EXIT_FAILED;
+    return ok || interrupt_signal() ? status : EXIT_FAILED;
 }
 
 /* ---- The command */
@@ -545,10 +560,10 @@ int bench_attention_main(int argc, char **argv)
         {.name = "reps", .kind = ARG_NUMBER, .value = &b.reps, .min = 1, .max = 10000},
         {.name = "seed", .kind = ARG_NUMBER, .value = &b.seed, .min = 0, .max = INT64_MAX},
         BENCH_AFTER_OPTIONS(&b.after),
-        ARG_OUTPUT(&b.output, "md|csv|json"),
         {.name = NULL},
     };
-    b = (bench){.backend = "cpu", .seed = 1, .output = "md"};
+    b = (bench){.backend = "cpu", .seed = 1};
+    b.after = (bench_after){.output = "md", .format = &bench_attention_format, .run = &b};
     switch (args_parse(argc, argv, table)) {
     case ARGS_HELP: bench_attention_help(); return EXIT_OK;
     case ARGS_WRONG: return EXIT_USAGE;
@@ -563,9 +578,9 @@ int bench_attention_main(int argc, char **argv)
     }
     if (b.reps == 0) b.reps = cuda ? 30 : 10;
     if (!bench_choose_sections(&b, names, &t)) return EXIT_USAGE;
-    status = bench_after_open(&b.after, "bench", "attention", b.output);
+    status = bench_after_open(&b.after, "bench", "attention");
     if (status != EXIT_OK) return status;
-    if (b.after.from) return bench_after_from(&b.after, b.output);
+    if (b.after.from) return bench_after_from(&b.after);
     if (peers && (b.peers = bench_peers_open(script)) == NULL) return EXIT_FAILED;
     status = run_bench(&b);
     bench_peers_close(b.peers);

@@ -129,7 +129,6 @@ typedef struct bench {
     lists sections[MAX_SECTIONS];
     int num_sections;
     int64_t reps, seed; /* reps: at most; slow cases on a device have fewer */
-    const char *output;
     bench_after after;
     bench_device *device; /* NULL: the CPU */
     char device_name[128];
@@ -147,7 +146,8 @@ typedef struct bench {
     double machine[BENCH_NUM_CEILINGS], medians[BENCH_NUM_CEILINGS]; /* NAN: none */
     bool by_case[BENCH_NUM_CEILINGS];                                /* the best was a case */
     double started;
-    int64_t done, total; /* repetitions */
+    int64_t done, total;  /* repetitions */
+    int64_t at, settings; /* the setting that runs, from 1; all of them */
     result *results;
     int64_t num_results;
 } bench;
@@ -273,7 +273,6 @@ void bench_attention_help(void);
 
 /* ---- bench_attention_report.c */
 
-/* To stdout, as Markdown, CSV or JSON, and what b->after asks for. Returns an exit status. */
-int bench_attention_print(bench *b);
+extern const bench_format bench_attention_format; /* of a bench */
 
 #endif

@@ -376,8 +376,9 @@ static void print_clocks(const bench_clocks_stats *s)
     printf("%s\n", before[0] == ';' ? "; never held back" : " of them");
 }
 
-static void print_markdown(const bench *b)
+static void print_markdown(const void *run)
 {
+    const bench *b = run;
     int64_t noisy = 0;
     printf("%sfolio %s bench%s: %s\n", term_start(TERM_BOLD), folio_version(), term_end(),
            b->device_name);
@@ -412,57 +413,72 @@ static const char *bound_by(const bench_bound *of)
     return isnan(of->value) ? "" : of->by_case ? "case" : "sample";
 }
 
-static void print_csv(const bench *b)
+/* Are there columns of them? */
+static bool asks_ancestors(const bench *b)
 {
-    int peers = b->peers ? bench_peers_count(b->peers) : 0;
+    for (int i = 0; i < b->num_sections; i++)
+        for (int k = 0; k < b->sections[i].num_options; k++)
+            if (b->sections[i].options[k].ancestors) return true;
+    return false;
+}
+
+static void print_csv_heads(const bench *b)
+{
     printf("case,phase,backend,level,threads,dtype,kv_dtype,heads,kv_heads,head_size,block_size,"
            "layout,kernel,options,cache,median_s,min_s,spread,gflops,gbps,ceiling,ceiling_value,"
            "share,prefill_s,decode_s,plain_s,noisy,ceiling_by,read_s,pass_s,pass_bytes_s,"
            "pieces_gbps,pieces_one_gbps,pieces_share");
-    bool ancestors = false;
-    for (int64_t i = 0; i < b->num_results; i++) ancestors |= has_ancestors(&b->results[i]);
-    for (int k = 0; k < BENCH_NUM_ANCESTORS && ancestors; k++) {
+    for (int k = 0; k < BENCH_NUM_ANCESTORS && asks_ancestors(b); k++) {
         const char *name = bench_ancestor_name((bench_ancestor)k);
         printf(",%s_s,%s_ratio", name, name);
     }
-    for (int k = 0; k < peers; k++) {
+    for (int k = 0; b->peers && k < bench_peers_count(b->peers); k++) {
         const char *name = bench_peers_name(b->peers, k);
         printf(",%s_s,%s_ratio", name, name);
     }
     printf("\n");
-    for (int64_t i = 0; i < b->num_results; i++) {
-        const result *r = &b->results[i];
-        const setting *s = &r->of;
-        printf("%s,%s,%s,%s,%d,%s,%s,%d,%d,%d,%d,%s,%s,%s,%s", s->what->name, s->what->phase,
-               b->backend, r->level, (int)r->threads, folio_dtype_name(s->dtype),
-               folio_dtype_name(s->kv_dtype), (int)s->heads.heads, (int)s->heads.kv_heads,
-               (int)s->head_size, (int)s->block_size, folio_layout_name(s->layout), r->kernel,
-               s->with->name, bench_cache_names[s->cache]);
-        printf(",%.6g,%.6g,%.4g,%.6g,%.6g,", r->seconds.median, r->seconds.min, r->seconds.spread,
-               r->gflops, r->gbps);
-        if (isfinite(r->bound.share)) printf("%s", bench_ceiling_key((bench_ceiling)r->ceiling));
-        print_cell(r->bound.value);
-        print_cell(r->bound.share);
-        print_cell(r->prefill_s);
-        print_cell(r->decode_s);
-        print_cell(r->plain_s);
-        printf(",%d,%s", is_noisy(r), bound_by(&r->bound));
-        print_cell(r->read_s);
-        print_cell(r->pass_s);
-        print_cell(r->pass_bytes_s);
-        print_cell(r->pieces.value);
-        print_cell(r->pieces_one);
-        print_cell(r->pieces.share);
-        for (int k = 0; k < BENCH_NUM_ANCESTORS && ancestors; k++) {
-            print_cell(r->ancestors[k].median);
-            print_cell(r->ancestors[k].median / native_s(r, (bench_ancestor)k));
-        }
-        for (int k = 0; k < peers; k++) {
-            print_cell(r->peers[k].median);
-            print_cell(r->peers[k].median / r->seconds.median);
-        }
-        printf("\n");
+}
+
+static void print_csv(const void *run, int64_t i)
+{
+    const bench *b = run;
+    int peers = b->peers ? bench_peers_count(b->peers) : 0;
+    bool ancestors = asks_ancestors(b);
+    if (i < 0) {
+        print_csv_heads(b);
+        return;
     }
+    const result *r = &b->results[i];
+    const setting *s = &r->of;
+    printf("%s,%s,%s,%s,%d,%s,%s,%d,%d,%d,%d,%s,%s,%s,%s", s->what->name, s->what->phase,
+           b->backend, r->level, (int)r->threads, folio_dtype_name(s->dtype),
+           folio_dtype_name(s->kv_dtype), (int)s->heads.heads, (int)s->heads.kv_heads,
+           (int)s->head_size, (int)s->block_size, folio_layout_name(s->layout), r->kernel,
+           s->with->name, bench_cache_names[s->cache]);
+    printf(",%.6g,%.6g,%.4g,%.6g,%.6g,", r->seconds.median, r->seconds.min, r->seconds.spread,
+           r->gflops, r->gbps);
+    if (isfinite(r->bound.share)) printf("%s", bench_ceiling_key((bench_ceiling)r->ceiling));
+    print_cell(r->bound.value);
+    print_cell(r->bound.share);
+    print_cell(r->prefill_s);
+    print_cell(r->decode_s);
+    print_cell(r->plain_s);
+    printf(",%d,%s", is_noisy(r), bound_by(&r->bound));
+    print_cell(r->read_s);
+    print_cell(r->pass_s);
+    print_cell(r->pass_bytes_s);
+    print_cell(r->pieces.value);
+    print_cell(r->pieces_one);
+    print_cell(r->pieces.share);
+    for (int k = 0; k < BENCH_NUM_ANCESTORS && ancestors; k++) {
+        print_cell(r->ancestors[k].median);
+        print_cell(r->ancestors[k].median / native_s(r, (bench_ancestor)k));
+    }
+    for (int k = 0; k < peers; k++) {
+        print_cell(r->peers[k].median);
+        print_cell(r->peers[k].median / r->seconds.median);
+    }
+    printf("\n");
 }
 
 /* ---- JSON */
@@ -530,8 +546,10 @@ static void write_ancestors(json *j, const result *r)
     json_close(j);
 }
 
-static void write_result(json *j, const bench *b, const result *r)
+static void write_result(const void *run, json *j, int64_t i)
 {
+    const bench *b = run;
+    const result *r = &b->results[i];
     json_object(j, NULL);
     write_setting(j, b, r);
     json_number(j, "median_s", r->seconds.median);
@@ -591,38 +609,27 @@ static void write_clocks(json *j, const bench_clocks_stats *s)
     json_close(j);
 }
 
-static void print_json(const bench *b, FILE *out, const comparison *with)
-{
-    json j = {.out = out};
-    json_object(&j, NULL);
-    json_string(&j, "version", folio_version());
-    json_string(&j, "cpu", bench_cpu_name());
-    json_string(&j, "device", b->device_name);
-    json_string(&j, "topic", "attention");
-    json_number(&j, "clock_mhz", b->clock_mhz);
-    write_clocks(&j, &b->clock_samples);
-    write_ceilings(&j, "ceilings", b->machine);
-    write_ceilings(&j, "ceilings_median", b->medians);
-    json_array(&j, "peers_run");
-    for (int k = 0; b->peers && k < bench_peers_count(b->peers); k++)
-        if (bench_peer_ran(b, k)) json_string(&j, NULL, bench_peers_name(b->peers, k));
-    json_close(&j);
-    json_array(&j, "results");
-    for (int64_t i = 0; i < b->num_results; i++) write_result(&j, b, &b->results[i]);
-    json_close(&j);
-    if (with) comparison_write(&j, with);
-    json_close(&j);
-}
-
-static void write_bench(const void *run, FILE *out, const char *format, const comparison *with)
+static void write_head(const void *run, json *j)
 {
     const bench *b = run;
-    if (strcmp(format, "json") == 0) print_json(b, out, with);
-    else if (strcmp(format, "csv") == 0) print_csv(b);
-    else print_markdown(b);
+    json_string(j, "version", folio_version());
+    json_string(j, "cpu", bench_cpu_name());
+    json_string(j, "device", b->device_name);
+    json_string(j, "topic", "attention");
 }
 
-int bench_attention_print(bench *b)
+static void write_tail(const void *run, json *j)
 {
-    return bench_after_run(&b->after, write_bench, b, b->output);
+    const bench *b = run;
+    json_number(j, "clock_mhz", b->clock_mhz);
+    write_clocks(j, &b->clock_samples);
+    write_ceilings(j, "ceilings", b->machine);
+    write_ceilings(j, "ceilings_median", b->medians);
+    json_array(j, "peers_run");
+    for (int k = 0; b->peers && k < bench_peers_count(b->peers); k++)
+        if (bench_peer_ran(b, k)) json_string(j, NULL, bench_peers_name(b->peers, k));
+    json_close(j);
 }
+
+const bench_format bench_attention_format = {write_head, write_result, write_tail, print_csv,
+                                             print_markdown};

@@ -5,6 +5,7 @@
 #include "bench/bench.h"
 
 #include "base/args.h"
+#include "base/interrupt.h"
 #include "base/term.h"
 
 #include <math.h>
@@ -218,7 +219,8 @@ static void summarize(bench_report *r)
 int bench_overhead_main(int argc, char **argv)
 {
     static char name[sizeof command];
-    bench_report r = {.topic = "overhead", .output = "md", .block_size = BLOCK};
+    bench_report r = {.topic = "overhead", .block_size = BLOCK};
+    r.after = (bench_after){.output = "md", .format = &bench_report_format, .run = &r};
     const char *threads = "1,2", *seconds = "0.4";
     int64_t list[BENCH_MAX_LIST];
     int num_threads;
@@ -226,7 +228,6 @@ int bench_overhead_main(int argc, char **argv)
         {.name = "threads", .kind = ARG_TEXT, .value = &threads},
         {.name = "seconds", .kind = ARG_TEXT, .value = &seconds},
         BENCH_AFTER_OPTIONS(&r.after),
-        ARG_OUTPUT(&r.output, "md|csv|json"),
         {.name = NULL},
     };
     memcpy(name, command, sizeof command);
@@ -238,9 +239,9 @@ int bench_overhead_main(int argc, char **argv)
     if (!bench_parse_list(command, "threads", threads, 1, 256, list, &num_threads) ||
         !bench_parse_seconds(command, "seconds", seconds, &r.seconds))
         return EXIT_USAGE;
-    status = bench_after_open(&r.after, command, r.topic, r.output);
+    status = bench_after_open(&r.after, command, r.topic);
     if (status != EXIT_OK) return status;
-    if (r.after.from) return bench_after_from(&r.after, r.output);
+    if (r.after.from) return bench_after_from(&r.after);
     folio_context_info info = {.struct_size = sizeof info};
     folio_context *ctx = NULL;
     if (!bench_ok(folio_context_create(NULL, &ctx), "folio_context_create")) return EXIT_FAILED;
@@ -250,8 +251,9 @@ int bench_overhead_main(int argc, char **argv)
     r.started = term_seconds();
     r.total = num_threads;
     bool ok = true;
+    interrupt_catch();
     for (int i = 0; i < num_threads && ok; i++) ok = run(&r, (int32_t)list[i]);
-    if (!ok) return EXIT_FAILED;
+    if (!ok && !interrupt_signal()) return EXIT_FAILED;
     summarize(&r);
-    return bench_print(&r);
+    return bench_after_end(&r.after, r.num_results);
 }

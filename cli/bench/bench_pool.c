@@ -5,6 +5,7 @@
 #include "bench/bench_pool.h"
 
 #include "base/args.h"
+#include "base/interrupt.h"
 #include "base/term.h"
 #include "kit/kit.h"
 
@@ -409,22 +410,24 @@ static int run_groups(bench_pool *b)
         return EXIT_FAILED;
     }
     if (!open_context(b)) return EXIT_FAILED;
-    for (int i = 0; i < NUM_GROUPS; i++) {
+    interrupt_catch();
+    for (int i = 0; i < NUM_GROUPS && !interrupt_signal(); i++) {
         if (!is_selected(r, &groups[i])) continue;
         ok = groups[i].run(b) && ok;
         r->done++;
     }
     folio_context_destroy(b->ctx);
     summarize(r);
-    int status = bench_print(r);
-    return ok ? status : EXIT_FAILED;
+    int status = bench_after_end(&r->after, r->num_results);
+    return ok || interrupt_signal() ? status : EXIT_FAILED;
 }
 
 int bench_pool_main(int argc, char **argv)
 {
     static char name[sizeof command];
-    bench_pool b = {.report = {.topic = "pool", .output = "md", .seed = 1, .block_size = 16}};
+    bench_pool b = {.report = {.topic = "pool", .seed = 1, .block_size = 16}};
     bench_report *r = &b.report;
+    r->after = (bench_after){.output = "md", .format = &bench_report_format, .run = r};
     const char *blocks = "1k,10k,100k,1M", *threads = "1,2,4", *seconds = "0.4";
     const arg_option table[] = {
         {.name = "blocks", .kind = ARG_TEXT, .value = &blocks},
@@ -434,7 +437,6 @@ int bench_pool_main(int argc, char **argv)
         {.name = "seed", .kind = ARG_NUMBER, .value = &r->seed, .min = 0, .max = INT64_MAX},
         {.name = "filter", .kind = ARG_TEXT, .value = &r->filter},
         BENCH_AFTER_OPTIONS(&r->after),
-        ARG_OUTPUT(&r->output, "md|csv|json"),
         {.name = NULL},
     };
     memcpy(name, command, sizeof command);
@@ -448,7 +450,7 @@ int bench_pool_main(int argc, char **argv)
         !bench_parse_seconds(command, "seconds", seconds, &r->seconds))
         return EXIT_USAGE;
     b.block_size = (int32_t)r->block_size;
-    status = bench_after_open(&r->after, command, r->topic, r->output);
+    status = bench_after_open(&r->after, command, r->topic);
     if (status != EXIT_OK) return status;
-    return r->after.from ? bench_after_from(&r->after, r->output) : run_groups(&b);
+    return r->after.from ? bench_after_from(&r->after) : run_groups(&b);
 }

@@ -1,16 +1,16 @@
-/* replay.c: the command `folio replay`: options, the interrupt. */
+/* replay.c: the command `folio replay`: options, what is shown while it runs. */
 #define _POSIX_C_SOURCE 200809L
 #include "replay/replay.h"
 
 #include "base/args.h"
 #include "base/commands.h"
+#include "base/interrupt.h"
 #include "base/term.h"
 #include "replay/replay_engine.h"
 #include "replay/replay_live.h"
 #include "replay/replay_report.h"
 
 #include <folio/folio.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -91,21 +91,7 @@ static bool blocks_in(const replay_options *o, int64_t bytes, int64_t *blocks)
     return true;
 }
 
-/* ---- The interrupt */
-
-static volatile sig_atomic_t interrupted; /* by this signal */
-
-static void on_interrupt(int number) { interrupted = number; }
-
-/* The second one ends the program as ever. */
-static void catch_interrupt(void)
-{
-    struct sigaction action = {.sa_handler = on_interrupt,
-                               .sa_flags = (int)(SA_RESETHAND | SA_RESTART)};
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-}
+/* ---- Watching */
 
 typedef struct watcher {
     replay_live live;
@@ -141,7 +127,7 @@ static bool watch(void *user, const replay_view *view)
 {
     watcher *w = user;
     add_step(w, view);
-    if (interrupted) return false;
+    if (interrupt_signal()) return false;
     replay_live_show(&w->live, view);
     return true;
 }
@@ -192,12 +178,12 @@ static int serve(const replay_options *o, const replay_trace *t, const char *com
     watcher *w = replay_alloc(1, sizeof *w);
     w->options = o;
     replay_live_start(&w->live);
-    catch_interrupt();
+    interrupt_catch();
     bool ok = replay_run(o, t, stats, watch, w);
     term_progress_end();
-    bool stopped = interrupted && stats->requests < stats->total_requests;
+    bool stopped = interrupt_signal() && stats->requests < stats->total_requests;
     int status = !ok || stats->mismatched_rows > 0 ? EXIT_FAILED : EXIT_OK;
-    if (status == EXIT_OK && stopped) status = 128 + interrupted;
+    if (status == EXIT_OK && stopped) status = 128 + interrupt_signal();
     const replay_run_info run = {o, command, t, stats, &w->series, stopped};
     if (ok) replay_report(output, &run);
     free(w);

@@ -184,4 +184,41 @@ mv out old.json
 expect 0 out '^compared with old.json: folio' bench pool --filter commit --seconds 0.001 --compare old.json
 check "a pool's cases are in both" test "$(grep -c '^| evict ' out)" -eq 2
 
+# ---- A run that is stopped leaves what it measured ---------------------------------------------------
+# stop SIGNAL FORMAT [TOPIC]: sends the signal when two cases are there.
+stop() {
+    options='--case q3-30 --dtype f32,bf16 --heads 2 --head-size 32 --reps 5'
+    [ $# -eq 2 ] || options='--seconds 0.2'
+    rm -f stopped."$2"
+    # shellcheck disable=SC2086 # several words
+    "$folio" bench ${3:-} $options -o "$2" >stopped."$2" 2>err &
+    job=$!
+    until [ "$(grep -s -c -e '^      "spread"' -e '^[a-z_0-9]*,[a-z0-9]*,' stopped."$2")" -ge 3 ] 2>/dev/null; do
+        kill -0 $job || break
+        sleep 0.05
+    done
+    kill -"$1" $job
+    wait $job 2>/dev/null
+    status=$?
+}
+stop INT json
+check "SIGINT: exit status $status" test $status -eq 130
+check "it says what runs" grep -q '^folio bench: 2 of 56: q3, bf16 on bf16, heads 2:2 of 32' err
+check "its JSON is whole, and says so" grep -q '^  "interrupted": true$' stopped.json
+check "it has ceilings" grep -q '^  "ceilings": {' stopped.json
+expect 0 out 'within noise *|$' bench --from stopped.json --compare stopped.json
+check "nothing is told of that run" test ! -s err
+stop KILL json
+check "SIGKILL: exit status $status" test $status -eq 137
+expect 0 out 'within noise *|$' bench --from stopped.json --compare stopped.json
+check "it says that it was killed" grep -q '^folio bench: stopped.json: the run was killed; its cases are read$' err
+stop KILL csv
+check "SIGKILL: rows are whole" test "$(awk -F, '{ print NF }' stopped.csv | sort -u)" -eq 34
+stop TERM json pool
+check "SIGTERM: exit status $status" test $status -eq 143
+check "pool: it says what runs" grep -q '^folio bench: 1 of [0-9]*: lock_pair$' err
+expect 0 out '^| alloc_free ' bench pool --from stopped.json --compare stopped.json
+head -c 300 stopped.json >cut.json
+expect 1 err '^folio bench: cut.json: line [0-9]*, column [0-9]*: .* expected' bench pool --from stopped.json --compare cut.json
+
 finish
