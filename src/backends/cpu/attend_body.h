@@ -120,6 +120,7 @@ typedef struct {
     enum { UNKNOWN, FINITE, NOT_FINITE } values;
     folio_dtype kv;
     bool bytes;                 /* few rows read a whole tile of 8-bit numbers: attend_bytes.h */
+    bool words;                 /* few rows read a whole tile of 16-bit numbers: attend_words.h */
     bool panels;                /* V is in panels already, and its rows are not there */
     bool scaled;                /* K and V are still to be multiplied with the scales below */
     ahead *converts, *products; /* what is fetched in conversions, and in products */

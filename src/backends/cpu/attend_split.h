@@ -7,6 +7,8 @@
 
 #if defined(DOT_BF16) && !defined(OWN_STRIP)
 #include "backends/cpu/attend_bytes.h"
+#elif !defined(DOT_BF16)
+#include "backends/cpu/attend_words.h"
 #else
 #include "backends/cpu/tile_load.h"
 #endif
@@ -144,7 +146,7 @@ static void score_group(const folioi_attend_args *a, const tile_plan *plan, tile
     bool parts = plan->k.in_parts;
     for (int j = first; j < i + GROUP && j * SUB < t->n; j++, last = j)
         if (parts) parts = find_k(a, plan, t, j, &r[j - i]);
-    const int32_t part = parts ? part_of(plan, (int64_t)folio_dtype_size(t->kv)) : a->k_dims;
+    const int32_t part = parts ? part_of(plan, (int64_t)folio_dtype_size(t->kv), false) : a->k_dims;
     for (int32_t d = 0; d < a->k_dims; d += part) {
         int32_t n = a->k_dims - d < part ? a->k_dims - d : part;
         for (int j = first; j < last; j++)
@@ -164,15 +166,23 @@ static void attend_few(const folioi_attend_args *a, const tile_plan *plan, tile 
     float *s = a->scores;
     row_block b = make_block(a, t, 0, a->rows);
     if (b.from >= b.to) return;
+    t->words &= b.from == 0 && b.to == TILE;
 #if defined(DOT_BF16)
     if (t->bytes) block_score_bytes(a, plan, t, &b, s);
+#else
+    for (int i = 0; t->words && i < SUBS; i += GROUP) score_group_words(a, plan, t, i, s);
 #endif
-    for (int32_t i = b.from / SUB / GROUP * GROUP; !t->bytes && i * SUB < b.to; i += GROUP)
-        score_group(a, plan, t, &b, i, s);
+    for (int32_t i = b.from / SUB / GROUP * GROUP; i * SUB < b.to; i += GROUP)
+        if (!t->bytes && !t->words) score_group(a, plan, t, &b, i, s);
     if (soften_block(a, plan, t, &b, false, s)) return;
 #if defined(DOT_BF16)
     if (t->bytes && t->values == UNKNOWN) {
         block_value_bytes(a, plan, t, &b, s);
+        return;
+    }
+#else
+    if (t->words && t->values == UNKNOWN) {
+        for (int i = 0; i < SUBS; i++) value_sub_words(a, plan, t, i, s);
         return;
     }
 #endif
@@ -298,7 +308,9 @@ static void attend_split(const folioi_attend_args *a, folio_dtype kv)
         t.n = after < a->end ? TILE : a->end - (int32_t)from;
         t.first = a->begin > t.t0 ? a->begin - t.t0 : 0;
         t.values = UNKNOWN;
-        t.bytes = few && plan.bytes && t.first == 0 && t.n == TILE && after <= a->keys.stored_len;
+        const bool whole = t.first == 0 && t.n == TILE && after <= a->keys.stored_len;
+        t.bytes = few && whole && plan.bytes;
+        t.words = few && whole && plan.words;
         look_ahead(a, &plan, &t, few && !t.bytes, &next);
         if (few) {
             attend_few(a, &plan, &t);

@@ -77,6 +77,7 @@ typedef struct {
 typedef struct {
     key_side k, v;
     bool bytes;       /* few rows take whole tiles of 8-bit K and V: attend_bytes.h         */
+    bool words;       /* few rows take whole tiles of 16-bit K and V: attend_words.h        */
     int32_t v_stride; /* of scratch                                                         */
     int32_t chunk;    /* tokens that lie in one block, from multiples of it on: 16, 8, or 0 */
     int32_t shift;    /* a block has 1 << shift tokens; -1: no power of two                 */

@@ -47,6 +47,8 @@ INLINE tile_plan plan_tiles(const folioi_attend_args *a, const folio_dtype kv)
               (p.k.form == AS_WORDS || p.k.form == AS_COLUMNS ||
                (p.k.form == AS_UNITS && a->k_dims % SUB == 0)) &&
               (p.v.form == AS_ROWS || p.v.form == AS_COLUMNS);
+    p.words = !DOT && elem == 2 && p.chunk == SUB && !keys->v_in_k && a->v_dims % SUB == 0 &&
+              p.k.form != AS_NUMBERS && p.v.form != AS_NUMBERS;
     return p;
 }
 
@@ -297,10 +299,11 @@ static void load_tile(const folioi_attend_args *a, const tile_plan *plan, tile *
 
 /* Numbers of a key's K that few rows convert at a time. Rows of tokens in turn are not read in short pieces: each would be
  * a place of its own in memory. */
-INLINE int32_t part_of(const tile_plan *plan, int64_t elem)
+INLINE int32_t part_of(const tile_plan *plan, int64_t elem, bool words)
 {
     int32_t row = has_rows(plan->k.stored->at) ? (int32_t)(256 / elem) : 0;
-    return row > PART ? row : PART;
+    int32_t part = words ? 128 : PART;
+    return row > part ? row : part;
 }
 
 /* Bytes from row to row from which on rows share too few sets of L1 (4 KiB a way) to wait there. */
@@ -389,12 +392,13 @@ static void look_ahead(const folioi_attend_args *a, const tile_plan *plan, const
     const folioi_keys *keys = &a->keys;
     const int64_t elem = (int64_t)folio_dtype_size(t->kv);
     const int32_t chunk = plan->chunk, pieces = chunk > 0 ? TILE / chunk : 0;
-    const bool in_place = plan->k.in_place || t->bytes;
-    const bool parts = few && plan->k.in_parts && !t->bytes;
+    const bool in_place = t->words ? plan->k.form != AS_UNITS : plan->k.in_place || t->bytes;
+    const bool v_in_place = t->words ? plan->v.form != AS_COLUMNS : plan->v.in_place;
+    const bool parts = few && !in_place && plan->k.in_parts;
     f->width = 0;
     if (chunk == 0 ||
         !shape_pieces(&plan->k, elem, keys->block_size, chunk,
-                      parts ? (int32_t)(part_of(plan, elem) * elem) : INT32_MAX, &f->k) ||
+                      parts ? (int32_t)(part_of(plan, elem, t->words) * elem) : INT32_MAX, &f->k) ||
         (!keys->v_in_k && !shape_pieces(&plan->v, elem, keys->block_size, chunk, INT32_MAX, &f->v)))
         return;
     f->k.near &= a->deep_l1;
@@ -404,7 +408,7 @@ static void look_ahead(const folioi_attend_args *a, const tile_plan *plan, const
     f->k.side_by_side = few && in_place;
     f->v.side_by_side = false;
     f->k.width = t->bytes ? 4 : !few ? many_lines(a, elem) : in_place ? GROUP : HALF;
-    f->v.width = !few ? f->k.width : plan->v.in_place ? GROUP : HALF;
+    f->v.width = !few ? f->k.width : v_in_place ? GROUP : HALF;
     int32_t num = 0;
     int32_t of_v = keys->v_in_k ? 0 : pieces;
     add_pieces(a, plan, &a->soon[0], few ? t->t0 : t->t0 + (int64_t)TILE, pieces, of_v, f, &num);
@@ -420,7 +424,7 @@ static void look_ahead(const folioi_attend_args *a, const tile_plan *plan, const
     if (num == 0) return;
     start_piece(f, &f->k, 0);
     start_lines(f);
-    if (few) skip_lines(f, in_place && plan->v.in_place ? LEAD : FAR_LEAD);
+    if (few) skip_lines(f, in_place && v_in_place ? LEAD : FAR_LEAD);
 }
 
 #endif
