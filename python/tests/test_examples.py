@@ -32,14 +32,12 @@ def test_decoder(device: str, tmp_path: Path) -> None:
     assert "the same tokens as without a cache" in run("decoder.py", device, folder=tmp_path)
 
 
-@pytest.mark.slow
 def test_pictures(tmp_path: Path) -> None:
     import matplotlib.image
 
     run("pictures.py", str(tmp_path), folder=tmp_path)
-    for name in ("blocks.png", "roofline.png"):
-        image = matplotlib.image.imread(tmp_path / name)
-        assert image.shape[0] > 400 and len({tuple(pixel) for row in image[::7] for pixel in row[::7]}) > 3
+    image = matplotlib.image.imread(tmp_path / "blocks.png")
+    assert image.shape[0] > 400 and len({tuple(pixel) for row in image[::7] for pixel in row[::7]}) > 3
 
 
 def test_every_example_is_run() -> None:
