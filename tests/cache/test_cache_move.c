@@ -466,69 +466,39 @@ BACKEND_TEST(cache_move, strided_tensors_of_any_type)
         }
 }
 
-/* fp8: k_scale and v_scale are the call's; K and V each have their own. */
-BACKEND_TEST(cache_move, fp8_scales_of_the_call)
+/* fp8: K and V each have a scale, the call's or every kv head's own, in write and gather. */
+BACKEND_TEST(cache_move, fp8_scales)
 {
-    for (int layout = 0; layout < FOLIO_NUM_LAYOUTS; layout++) {
-        folio_kv_cache_desc c = describe((folio_layout)layout, FOLIO_FP8_E4M3, 16, 16);
+    static const float of_call[2][HEADS] = {{0.5f, 0.5f, 0.5f}, {4.0f, 4.0f, 4.0f}};
+    static const float of_head[2][HEADS] = {{0.5f, 4.0f, 1.0f}, {2.0f, 0.25f, 8.0f}};
+    for (int way = 0; way < 2 * FOLIO_NUM_LAYOUTS; way++) {
+        folio_kv_cache_desc c = describe((folio_layout)(way / 2), FOLIO_FP8_E4M3, 16, 16);
         moved m;
         if (!moved_make(ctx, &c, &m)) continue;
+        const float(*scales)[HEADS] = way % 2 ? of_head : of_call;
         float k[HEADS * 16], v[HEADS * 16], gk[HEADS * 16], gv[HEADS * 16];
         for (int i = 0; i < HEADS * 16; i++) k[i] = (float)(i - 8), v[i] = (float)(i % 15) / 4.0f;
         const int64_t slot = 37;
         folio_kv_write w =
             FOLIO_WITH(folio_kv_write, .k = {.data = k, .dtype = FOLIO_F32, .tokens = 1},
-                       .v = {.data = v, .dtype = FOLIO_F32, .tokens = 1}, .slots = &slot,
-                       .k_scale = 0.5f, .v_scale = 4.0f);
-        CHECK_OK(folio_kv_cache_write(m.cache, 0, &w, NULL));
+                       .v = {.data = v, .dtype = FOLIO_F32, .tokens = 1}, .slots = &slot);
         folio_kv_gather g = FOLIO_WITH(
             folio_kv_gather, .k = {.data = gk, .dtype = FOLIO_F32, .tokens = 1},
             .v = {.data = gv, .dtype = FOLIO_F32, .tokens = 1}, .slots = &slot, .num_slots = 1);
-        CHECK_OK(folio_kv_cache_gather(m.cache, 0, &g, NULL)); /* scales 1: as stored */
-        for (int i = 0; i < HEADS * 16; i++) {
-            double kc = kit_decode(c.dtype, kit_encode(c.dtype, (double)k[i] * 2.0));
-            double vc = kit_decode(c.dtype, kit_encode(c.dtype, (double)v[i] / 4.0));
-            CHECK((double)gk[i] == kc && (double)gv[i] == vc);
-        }
-        g.k_scale = 0.5f, g.v_scale = 4.0f;
-        CHECK_OK(folio_kv_cache_gather(m.cache, 0, &g, NULL));
-        for (int i = 0; i < HEADS * 16; i++) {
-            double kc = kit_decode(c.dtype, kit_encode(c.dtype, (double)k[i] * 2.0));
-            CHECK((double)gk[i] == kc * 0.5);
-        }
-        moved_free(&m);
-    }
-}
-
-/* fp8: every kv head has its own scale, in write and gather. */
-BACKEND_TEST(cache_move, fp8_scales_per_kv_head)
-{
-    static const float k_scales[] = {0.5f, 4.0f, 1.0f}, v_scales[] = {2.0f, 0.25f, 8.0f};
-    for (int layout = 0; layout < FOLIO_NUM_LAYOUTS; layout++) {
-        folio_kv_cache_desc c = describe((folio_layout)layout, FOLIO_FP8_E4M3, 16, 16);
-        moved m;
-        if (!moved_make(ctx, &c, &m)) continue;
-        float k[HEADS * 16], v[HEADS * 16], gk[HEADS * 16], gv[HEADS * 16];
-        for (int i = 0; i < HEADS * 16; i++) k[i] = (float)(i - 8), v[i] = (float)(i % 15) / 4.0f;
-        const int64_t slot = 37;
-        folio_kv_write w =
-            FOLIO_WITH(folio_kv_write, .k = {.data = k, .dtype = FOLIO_F32, .tokens = 1},
-                       .v = {.data = v, .dtype = FOLIO_F32, .tokens = 1}, .slots = &slot,
-                       .k_head_scales = k_scales, .v_head_scales = v_scales);
+        if (way % 2) w.k_head_scales = scales[0], w.v_head_scales = scales[1];
+        else w.k_scale = scales[0][0], w.v_scale = scales[1][0];
         CHECK_OK(folio_kv_cache_write(m.cache, 0, &w, NULL));
-        folio_kv_gather g = FOLIO_WITH(
-            folio_kv_gather, .k = {.data = gk, .dtype = FOLIO_F32, .tokens = 1},
-            .v = {.data = gv, .dtype = FOLIO_F32, .tokens = 1}, .slots = &slot, .num_slots = 1);
         for (int scaled = 0; scaled < 2; scaled++) {
             CHECK_OK(folio_kv_cache_gather(m.cache, 0, &g, NULL)); /* at first as stored */
             for (int i = 0; i < HEADS * 16; i++) {
-                double ks = (double)k_scales[i / 16], vs = (double)v_scales[i / 16];
+                double ks = (double)scales[0][i / 16], vs = (double)scales[1][i / 16];
                 double kc = kit_decode(c.dtype, kit_encode(c.dtype, (double)k[i] / ks));
                 double vc = kit_decode(c.dtype, kit_encode(c.dtype, (double)v[i] / vs));
                 CHECK((double)gk[i] == (scaled ? kc * ks : kc));
                 CHECK((double)gv[i] == (scaled ? vc * vs : vc));
             }
-            g.k_head_scales = k_scales, g.v_head_scales = v_scales;
+            g.k_head_scales = w.k_head_scales, g.v_head_scales = w.v_head_scales;
+            g.k_scale = w.k_scale, g.v_scale = w.v_scale;
         }
         moved_free(&m);
     }

@@ -1,9 +1,12 @@
 /*
  * test_pool.c: the pool itself: blocks by hand, counts, the map of states, the watermark, every
- * argument that is refused, struct sizes, memory that runs out. Sequences and the prefix cache have
- * suites of their own; random calls and threads are judged in test_pool_fuzz.c.
+ * argument that is refused, struct sizes, memory that runs out, the lock. Sequences and the prefix
+ * cache have suites of their own; random calls and threads are judged in test_pool_fuzz.c.
  */
 #include "pool/pool_rig.h"
+
+#include <pthread.h>
+#include <time.h>
 
 /* Same counts as before: a refused call has changed nothing. */
 static void check_unchanged(int line, folio_pool *pool, const folio_pool_stats *before)
@@ -763,4 +766,61 @@ TEST(pool, memory_that_runs_out)
         if (!failed || test_failures() > 0) break;
     }
     CHECK(n > 5 && n < 2000);
+}
+
+/* -------------------------------------------------------------------------------------- threads */
+
+enum { NUM_READS = 6 };
+
+typedef struct {
+    pool_rig r;
+    folio_sequence *s;
+    int read; /* which call */
+    _Atomic bool ended;
+    pthread_t thread;
+} reader;
+
+static void *read_pool(void *arg)
+{
+    reader *w = arg;
+    uint8_t states[8];
+    int32_t none;
+    switch (w->read) {
+    case 0: (void)pool_stats(w->r.pool); break;
+    case 1:
+        CHECK_OK(folio_pool_get_block_states(w->r.pool, FOLIO_TIER_DEVICE, 0, 8, states));
+        break;
+    case 2: CHECK_OK(folio_pool_check(w->r.pool)); break;
+    case 3: (void)pool_info(w->s); break;
+    case 4: (void)pool_table(w->s, 0, NULL); break;
+    default: CHECK_OK(folio_pool_alloc(w->r.pool, 0, &none));
+    }
+    w->ended = true;
+    return NULL;
+}
+
+/* The callback has the pool's lock: who calls meanwhile waits for it. */
+static void start_reader(void *user, const folio_cache_event *event)
+{
+    reader *w = user;
+    if (event->kind != FOLIO_EVENT_STORED) return;
+    REQUIRE_TEST(pthread_create(&w->thread, NULL, read_pool, w) == 0);
+    nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+    CHECK_MSG(!w->ended, "call %d does not wait", w->read);
+}
+
+TEST(pool, every_call_waits_for_the_others)
+{
+    for (int read = 0; read < NUM_READS; read++) {
+        reader w = {.read = read};
+        REQUIRE_TEST(
+            pool_rig_open(&w.r, FOLIO_WITH(folio_pool_desc, .num_blocks = 8, .block_size = 2,
+                                           .on_event = start_reader, .event_user = &w)));
+        w.s = pool_sequence(w.r.pool, 0);
+        pool_grow(w.s, pool_counting_ids(), 2);
+        pthread_join(w.thread, NULL);
+        CHECK(w.ended);
+        folio_sequence_destroy(w.s);
+        pool_rig_close(&w.r);
+    }
 }

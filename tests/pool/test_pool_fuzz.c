@@ -672,9 +672,7 @@ static void op_check(fuzz *f, shadow *unused)
     FUZZ(t.num_free + t.num_used + t.num_cached == f->w->c.num_blocks, "blocks do not add up");
     uint8_t states[128];
     int64_t num_free = 0;
-    for (int i = 0; i < (alone(f) ? 1 : 300); i++) /* often, while others call */
-        FUZZ_OK(
-            folio_pool_get_block_states(f->w->pool, FOLIO_TIER_DEVICE, 0, t.num_blocks, states));
+    FUZZ_OK(folio_pool_get_block_states(f->w->pool, FOLIO_TIER_DEVICE, 0, t.num_blocks, states));
     for (int64_t i = 0; i < t.num_blocks; i++) num_free += states[i] == FOLIO_BLOCK_FREE;
     FUZZ(!quiet(f) || num_free == t.num_free, "%lld blocks are free, %lld say so",
          (long long)t.num_free, (long long)num_free);

@@ -1,7 +1,7 @@
 /*
- * test_sequence.c: one sequence's life around block boundaries: slots, commit, truncate, fork and
- * the copies it leads to, windows, encoder tokens, and what is refused. Where K and V matter they lie in real caches,
- * one number per token.
+ * test_sequence.c: one sequence's life around block boundaries: fork and the copies it leads to, windows, encoder
+ * tokens, and what is refused. Where K and V matter they lie in real caches, one number per token. Slots and what
+ * truncates leave: test_pool_fuzz.c.
  */
 #include "pool/pool_rig.h"
 
@@ -25,110 +25,6 @@ static int64_t blocks_for(int64_t tokens, int64_t block_size)
         CHECK_MSG(memcmp(&stats_, &stats_now_, sizeof stats_) == 0, "%s changed a count", #call);  \
         CHECK_MSG(memcmp(&info_, &info_now_, sizeof info_) == 0, "%s changed something", #call);   \
     } while (0)
-
-/* ---------------------------------------------------------------------------------------- slots */
-
-enum { SLOT_GROUPS = 2, SLOT_SEQS = 2 * LENGTHS, SLOT_BLOCKS = 1200 };
-
-/* Slots by the block table, each slot of the pool given to one token of one sequence. */
-static void check_reserved(folio_sequence *s, int64_t from, int64_t n, const int64_t *slots,
-                           int64_t bs, uint8_t *taken)
-{
-    for (int g = 0; g < SLOT_GROUPS; g++) {
-        int64_t num_blocks;
-        const int32_t *table = pool_table(s, g, &num_blocks);
-        CHECK_INT(num_blocks, blocks_for(from + n, bs));
-        for (int64_t j = 0; j < n; j++) {
-            int64_t slot = slots[g * n + j];
-            CHECK_INT(slot, table[(from + j) / bs] * bs + (from + j) % bs);
-            CHECK(slot >= 0 && slot < SLOT_BLOCKS * bs);
-            CHECK_INT(taken[slot]++, 0);
-        }
-    }
-}
-
-static void slots_with(int32_t bs)
-{
-    static uint8_t taken[SLOT_BLOCKS * 16];
-    memset(taken, 0, sizeof taken);
-    pool_rig r;
-    REQUIRE_TEST(
-        pool_rig_open(&r, FOLIO_WITH(folio_pool_desc, .num_blocks = SLOT_BLOCKS, .block_size = bs,
-                                     .num_layer_groups = SLOT_GROUPS, .flags = FOLIO_POOL_CHECK)));
-    folio_sequence *seqs[SLOT_SEQS];
-    int64_t slots[SLOT_GROUPS * 64], expected = 0;
-    for (int i = 0; i < SLOT_SEQS; i++) seqs[i] = pool_sequence(r.pool, 0);
-    for (int i = 0; i < SLOT_SEQS; i++) { /* at once */
-        int64_t n = lengths[i % LENGTHS];
-        CHECK_OK(folio_sequence_reserve(seqs[i], n, 0, slots));
-        check_reserved(seqs[i], 0, n, slots, bs, taken);
-        CHECK_OK(folio_sequence_commit(seqs[i], NULL));
-    }
-    for (int more = 1; more < 6; more++) /* and more, in turn */
-        for (int i = 0; i < SLOT_SEQS; i++) {
-            int64_t from = pool_info(seqs[i]).len;
-            CHECK_OK(folio_sequence_reserve(seqs[i], more, 0, slots));
-            check_reserved(seqs[i], from, more, slots, bs, taken);
-            folio_sequence_info info = pool_info(seqs[i]);
-            CHECK_INT(info.len, from + more);
-            CHECK_INT(info.committed_len, from);
-            CHECK_INT(info.num_blocks, SLOT_GROUPS * blocks_for(from + more, bs));
-            CHECK_OK(folio_sequence_commit(seqs[i], NULL));
-            CHECK_INT(pool_info(seqs[i]).committed_len, from + more);
-        }
-    for (int i = 0; i < SLOT_SEQS; i++) expected += pool_info(seqs[i]).num_blocks;
-    CHECK_INT(pool_stats(r.pool).num_used, expected);
-    CHECK_INT(pool_stats(r.pool).num_shared, 0);
-    CHECK_INT(pool_stats(r.pool).num_copies, 0);
-    CHECK_INT(pool_stats(r.pool).allocations, expected);
-    for (int i = 0; i < SLOT_SEQS; i++) folio_sequence_destroy(seqs[i]);
-    CHECK_INT(pool_stats(r.pool).num_free, SLOT_BLOCKS);
-    pool_rig_close(&r);
-}
-
-TEST(sequence, slots_are_right_and_ones_own)
-{
-    for (int i = 0; i < COUNT_OF(block_sizes); i++) slots_with(block_sizes[i]);
-}
-
-/* From every length to every shorter one, and on from there. */
-static void truncate_with(int32_t bs)
-{
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(
-        &r, (folio_pool_desc){.num_blocks = 100, .block_size = bs, .num_layer_groups = 2}));
-    for (int i = 0; i < LENGTHS; i++)
-        for (int j = 0; j <= i; j++)
-            for (int committed = 0; committed < 2; committed++) {
-                folio_sequence *s = pool_sequence(r.pool, 0);
-                int64_t from = lengths[i], to = lengths[j], n, slots[2];
-                CHECK_OK(folio_sequence_reserve(s, from, 0, NULL));
-                if (committed) CHECK_OK(folio_sequence_commit(s, NULL));
-                int32_t before[40] = {0};
-                if (from > 0)
-                    memcpy(before, pool_table(s, 1, &n), 4 * (size_t)blocks_for(from, bs));
-                CHECK_OK(folio_sequence_truncate(s, to));
-                folio_sequence_info info = pool_info(s);
-                CHECK_INT(info.len, to);
-                CHECK_INT(info.committed_len, committed ? to : 0);
-                CHECK_INT(info.num_blocks, 2 * blocks_for(to, bs));
-                CHECK_INT(pool_stats(r.pool).num_used, 2 * blocks_for(to, bs));
-                CHECK_OK(folio_sequence_reserve(s, 1, 0, slots));
-                const int32_t *table = pool_table(s, 1, &n);
-                CHECK_INT(n, blocks_for(to + 1, bs));
-                CHECK(memcmp(table, before, 4 * (size_t)blocks_for(to, bs)) == 0);
-                CHECK_INT(slots[1], table[to / bs] * bs + to % bs);
-                CHECK_INT(pool_stats(r.pool).num_copies, 0); /* its own */
-                folio_sequence_destroy(s);
-                CHECK_INT(pool_stats(r.pool).num_free, 100);
-            }
-    pool_rig_close(&r);
-}
-
-TEST(sequence, truncate_around_boundaries)
-{
-    for (int i = 0; i < COUNT_OF(block_sizes); i++) truncate_with(block_sizes[i]);
-}
 
 TEST(sequence, all_or_nothing_in_every_group)
 {

@@ -269,32 +269,6 @@ TEST(swap_faults, a_full_disk)
     for (int i = 0; i < COUNT_OF(limits); i++) in_child(with_limited_files, limits[i]);
 }
 
-static void make_without_room(int64_t limit)
-{
-    static gen_world w;
-    signal(SIGXFSZ, SIG_IGN);
-    REQUIRE_TEST(gen_world_model(&w, &gen_small, NULL));
-    struct rlimit r = {.rlim_cur = (rlim_t)limit, .rlim_max = RLIM_INFINITY};
-    REQUIRE_TEST(setrlimit(RLIMIT_FSIZE, &r) == 0);
-    folio_pool_desc desc = gen_world_desc(&w, 48, 0, FRAMES);
-    folio_status status;
-    support_mark_error();
-    CHECK(!gen_pool_open(&w.p, &w.m, &desc, &status));
-    support_refused(__FILE__, __LINE__, "folio_pool_create", status, FOLIO_ERR_IO, "");
-    /* What the failure left is no obstacle. */
-    r.rlim_cur = RLIM_INFINITY;
-    REQUIRE_TEST(setrlimit(RLIMIT_FSIZE, &r) == 0);
-    REQUIRE_TEST(gen_world_pool(&w, 48, 0, FRAMES));
-    folio_sequence_destroy(gen_filled(&w, &w.r[0], 39));
-    gen_world_close(&w);
-}
-
-TEST(swap_faults, no_room_to_make_the_file)
-{
-    in_child(make_without_room, 0);
-    in_child(make_without_room, 100);
-}
-
 /* ------------------------------------------------------------------------------- damaged files */
 
 static int64_t file_bytes(const char *path)
