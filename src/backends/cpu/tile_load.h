@@ -402,7 +402,7 @@ static void look_ahead(const folioi_attend_args *a, const tile_plan *plan, const
         (!keys->v_in_k && !shape_pieces(&plan->v, elem, keys->block_size, chunk, INT32_MAX, &f->v)))
         return;
     f->k.near &= a->deep_l1;
-    f->v.near &= a->deep_l1;
+    if (!keys->v_in_k) f->v.near &= a->deep_l1;
     f->alternates = !few && !t->bytes;
     if (!few) f->k.group = f->v.group = 1;
     f->k.side_by_side = few && in_place;
