@@ -76,9 +76,13 @@ void json_number(json *j, const char *key, double value)
 void json_numbers(json *j, const char *key, const double *values, int64_t count)
 {
     begin_member(j, key);
-    for (int64_t i = 0; i < count; i++)
-        fprintf(j->out, isfinite(values[i]) ? "%s%.6g" : "%snull", i ? ", " : "[", values[i]);
-    fputs(count ? "]" : "[]", j->out);
+    fputc('[', j->out);
+    for (int64_t i = 0; i < count; i++) {
+        if (i > 0) fputs(", ", j->out);
+        if (isfinite(values[i])) fprintf(j->out, "%.6g", values[i]);
+        else fputs("null", j->out);
+    }
+    fputc(']', j->out);
 }
 
 void json_bool(json *j, const char *key, bool value)
