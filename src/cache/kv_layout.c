@@ -196,7 +196,7 @@ static bool place_kv(folioi_kv_format *f, int64_t *v_offset)
             !lay_out(d, o->k, d->v_head_size, FOLIOI_PAGE_TOKENS, FOLIOI_PAGE_DIMS, &f->v,
                      &f->v_at))
             return false;
-        f->k_at.turn = f->v_at.turn = FOLIOI_PAGE_TURN;
+        f->k_at.swizzle = f->v_at.swizzle = FOLIOI_PAGE_SWIZZLE;
         return share_buffer(f, PER_TILE, v_offset);
     }
     bool native = d->layout == FOLIO_LAYOUT_NATIVE;

@@ -22,7 +22,7 @@ typedef struct folioi_address {
     int64_t token_tile_stride, token_stride;
     int64_t dim_tile_stride, dim_stride;
     int32_t token_tile, dim_tile; /* 1: plain rows */
-    int32_t turn;                 /* X above       */
+    int32_t swizzle;              /* X above       */
 } folioi_address;
 
 /** A cache description resolved: arrays as the public header shows them, and their addresses. With v_in_k the arrays of V
@@ -39,7 +39,7 @@ typedef struct folioi_kv_format {
  * A device's native pages, stored as tensor cores read them: of every 8 tokens K, then V, each in panels of 64 dims whose
  * rows of 128 bytes have their 16-byte units XORed with the row's number.
  */
-enum { FOLIOI_PAGE_TOKENS = 8, FOLIOI_PAGE_DIMS = 64, FOLIOI_PAGE_TURN = 8 };
+enum { FOLIOI_PAGE_TOKENS = 8, FOLIOI_PAGE_DIMS = 64, FOLIOI_PAGE_SWIZZLE = 8 };
 
 /** Are native caches of such K and V stored in pages on a device? */
 static inline bool kv_has_pages(folio_dtype dtype, int32_t k_head_size, int32_t v_head_size,
@@ -108,7 +108,7 @@ SHARED_INLINE int64_t address_token(const folioi_address *at, int64_t block, int
 /** What dim d of the token adds to it. */
 SHARED_INLINE int64_t address_dim(const folioi_address *at, int64_t token, int64_t d)
 {
-    int64_t in_tile = d % at->dim_tile ^ token % at->token_tile * at->turn;
+    int64_t in_tile = d % at->dim_tile ^ token % at->token_tile * at->swizzle;
     return d / at->dim_tile * at->dim_tile_stride + in_tile * at->dim_stride;
 }
 
@@ -129,7 +129,7 @@ SHARED_INLINE int32_t address_run(const folioi_address *at, int32_t tokens, int3
 SHARED_INLINE bool address_has_rows(const folioi_address *at)
 {
     return at->dim_tile_stride == at->dim_tile && (at->dim_tile == 1 || at->dim_stride == 1) &&
-           at->turn == 0;
+           at->swizzle == 0;
 }
 
 /** Is the order within a head the same on both sides? */
@@ -138,7 +138,7 @@ SHARED_INLINE bool address_same_order(const folioi_address *a, const folioi_addr
     return a->token_tile == b->token_tile && a->token_tile_stride == b->token_tile_stride &&
            a->token_stride == b->token_stride && a->dim_tile == b->dim_tile &&
            a->dim_tile_stride == b->dim_tile_stride && a->dim_stride == b->dim_stride &&
-           a->turn == b->turn;
+           a->swizzle == b->swizzle;
 }
 
 /** The fp8 scale of a kv head: its own, where each has one, or the one of all. */

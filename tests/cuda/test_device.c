@@ -194,9 +194,9 @@ static void open_engine(engine *e, uint32_t flags, cudaStream_t stream)
     CHECK_OK(folio_memory_create(e->l.ctx, FOLIO_MEMORY_DEVICE, MAX_ROWS * ROW * 2, &e->out));
     CHECK_OK(
         folio_memory_create(e->l.ctx, FOLIO_MEMORY_DEVICE, MAX_ROWS * HEADS * 4, (void **)&e->lse));
-    folio_rotary_desc turns =
+    folio_rotary_desc rotations =
         FOLIO_WITH(folio_rotary_desc, .num_dims = SIZE, .num_positions = 10 * BLOCK);
-    if (rotates) CHECK_OK(folio_rotary_create(e->l.ctx, &turns, &e->rotary));
+    if (rotates) CHECK_OK(folio_rotary_create(e->l.ctx, &rotations, &e->rotary));
 }
 
 static void close_engine(engine *e)

@@ -52,7 +52,7 @@ static inline bool folioi_cuda_has_rows(const folioi_cuda_side *side)
 /** Does it lie in native pages (kv_layout.c)? */
 static inline bool folioi_cuda_has_pages(const folioi_cuda_side *side)
 {
-    return side->at.turn != 0;
+    return side->at.swizzle != 0;
 }
 
 /** Do all rows begin at multiples of `bytes`? size: of a number; both are powers of two. */
@@ -80,7 +80,7 @@ static inline int32_t folioi_cuda_pack(folio_dtype dtype)
 static inline bool folioi_cuda_by_dims(const folioi_cuda_side *side)
 {
     const folioi_address *at = &side->at;
-    return at->turn == 0 && at->token_tile == 1 && at->dim_tile == 1 &&
+    return at->swizzle == 0 && at->token_tile == 1 && at->dim_tile == 1 &&
            at->token_tile_stride == 1 && at->dim_tile_stride > 1;
 }
 
@@ -101,8 +101,8 @@ typedef struct folioi_cuda_layer {
     int32_t append; /* others are rows of new_k and new_v */
     int32_t block_size;
     folioi_cuda_side k, v;
-    folioi_cuda_turns
-        turns; /* of q and of new_k, as they are read: the generic kernel alone does it */
+    folioi_cuda_rotations
+        rotations; /* of q and of new_k, as they are read: the generic kernel alone does it */
 } folioi_cuda_layer;
 
 /** How K and V lie in the cache, of those ways that prefill and decode kernels read. */
@@ -167,8 +167,8 @@ typedef struct folioi_cuda_line {
     int32_t k_dims, v_dims; /* head sizes; flexible: the largest            */
     int32_t is_flexible;    /* takes every option, stride and alignment     */
     /* Can it compute this layer? rows: most of a sequence, with decode. */
-    bool (*takes)(const struct folioi_cuda_line *line, const folioi_cuda_layer *layer,
-                  const folioi_cuda_sm *sm, int32_t rows);
+    bool (*matches)(const struct folioi_cuda_line *line, const folioi_cuda_layer *layer,
+                    const folioi_cuda_sm *sm, int32_t rows);
 } folioi_cuda_line;
 
 /** A plan's limits for one attention as one type; equal ones share their lists. Compared as bytes. */
@@ -194,20 +194,20 @@ static inline const folioi_cuda_line *folioi_cuda_pick(const folioi_cuda_chain *
                                                        const folioi_cuda_sm *sm, int32_t rows)
 {
     for (int i = 0; i < FOLIOI_CUDA_CHAIN && chain->lines[i] != NULL; i++)
-        if (chain->lines[i]->takes(chain->lines[i], layer, sm, rows)) return chain->lines[i];
+        if (chain->lines[i]->matches(chain->lines[i], layer, sm, rows)) return chain->lines[i];
     return NULL;
 }
 
 /** The chain for layers like this one, from a family's lines by number. Its last place is for a flexible line. */
 static inline folioi_cuda_chain folioi_cuda_choose(const folioi_cuda_line *(*family)(int32_t n),
-                                                   const folioi_cuda_layer *like,
+                                                   const folioi_cuda_layer *prototype,
                                                    const folioi_cuda_sm *sm, int32_t rows)
 {
     folioi_cuda_chain chain = {{NULL, NULL, NULL}};
     const folioi_cuda_line *line;
     int count = 0;
     for (int32_t n = 0; (line = family(n)) != NULL; n++) {
-        if (!line->takes(line, like, sm, rows)) continue;
+        if (!line->matches(line, prototype, sm, rows)) continue;
         if (!line->is_flexible && count == FOLIOI_CUDA_CHAIN - 1) continue;
         chain.lines[count++] = line;
         if (line->is_flexible) break;

@@ -41,10 +41,10 @@ static __device__ inline key_place find_key(const row &r, bool v, int64_t j)
         int64_t i = j - r.seq.context_len, row = r.seq.new_row + i;
         int64_t at = row * t.token + r.kv_head * t.head;
         key_place p = {t.data, v ? l.new_v_dtype : l.new_k_dtype, at, 1.0f, nullptr, 0, nullptr, 0};
-        if (v || l.turns.rotation.table == nullptr) return p;
-        p.rotation = &l.turns.rotation;
-        p.position =
-            l.turns.positions != nullptr ? l.turns.positions[row] : r.seq.first_query_pos + i;
+        if (v || l.rotations.rotation.table == nullptr) return p;
+        p.rotation = &l.rotations.rotation;
+        p.position = l.rotations.positions != nullptr ? l.rotations.positions[row]
+                                                      : r.seq.first_query_pos + i;
         return p;
     }
     const folioi_cuda_side &side = v ? l.v : l.k;
@@ -76,10 +76,10 @@ static __device__ inline float number(const key_place &p, int32_t d)
 static __device__ inline float query_number(const row &r, int64_t at, int32_t d)
 {
     const folioi_cuda_layer &l = *r.l;
-    int64_t position =
-        l.turns.positions != nullptr ? l.turns.positions[at] : r.seq.first_query_pos + r.query;
-    return rotated_number(&l.turns.rotation, l.q.data, l.dtype, at * l.q.token + r.head * l.q.head,
-                          d, position);
+    int64_t position = l.rotations.positions != nullptr ? l.rotations.positions[at]
+                                                        : r.seq.first_query_pos + r.query;
+    return rotated_number(&l.rotations.rotation, l.q.data, l.dtype,
+                          at * l.q.token + r.head * l.q.head, d, position);
 }
 
 static __device__ inline folioi_range keys_seen(const row &r)

@@ -8,9 +8,12 @@
 
 #include "cache/kv_layout.h"
 
-static __device__ __forceinline__ bool has_pages(const folioi_address &at) { return at.turn != 0; }
+static __device__ __forceinline__ bool has_pages(const folioi_address &at)
+{
+    return at.swizzle != 0;
+}
 
-/* Index of a token's first number, had it no turn. */
+/* Index of a token's first number, had it no swizzle. */
 static __device__ __forceinline__ int64_t stored_row(const folioi_address &at, int64_t block,
                                                      int32_t head, int32_t token)
 {

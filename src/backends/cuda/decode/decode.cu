@@ -32,8 +32,8 @@ static constexpr decode_fn *kernel_of(void)
     else return nullptr;
 }
 
-static bool takes(const folioi_cuda_line *line, const folioi_cuda_layer *y,
-                  const folioi_cuda_sm *sm, int32_t rows);
+static bool matches(const folioi_cuda_line *line, const folioi_cuda_layer *y,
+                    const folioi_cuda_sm *sm, int32_t rows);
 
 /* What all lines begin with. */
 #define LINE(name, kv, dims, few, many, form)                                                      \
@@ -43,7 +43,7 @@ static bool takes(const folioi_cuda_line *line, const folioi_cuda_layer *y,
      dims,                                                                                         \
      dims,                                                                                         \
      kv == 0,                                                                                      \
-     takes},                                                                                       \
+     matches},                                                                                     \
         decode_instance<dims, 1, kv, form, false>::Q_FORMS, {few, many}, form
 #define KERNELS(kv, dims, few, many, form)                                                         \
     {                                                                                              \
@@ -220,8 +220,8 @@ static block_fit fit_layer(const folioi_cuda_line *line, const folioi_cuda_layer
                      y->cached && y->kv_dtype == FOLIO_INT8);
 }
 
-static bool takes(const folioi_cuda_line *line, const folioi_cuda_layer *y,
-                  const folioi_cuda_sm *sm, int32_t rows)
+static bool matches(const folioi_cuda_line *line, const folioi_cuda_layer *y,
+                    const folioi_cuda_sm *sm, int32_t rows)
 {
     if (!dtype_is_16_bit(y->dtype) || !folioi_cuda_new_rows_fit(y)) return false;
     if (y->k_dims > 512 || y->num_heads / y->num_kv_heads > 16) return false;
@@ -279,7 +279,7 @@ static const int cluster_sizes[] = {16, 8};
 
 extern "C" void folioi_cuda_decode_clusters(folioi_cuda_limits *l)
 {
-    const folioi_cuda_layer *y = &l->like;
+    const folioi_cuda_layer *y = &l->prototype;
     const decode_line *line = clustered_line(y, &l->sm, 1);
     if (!l->sm.overlaps || l->batch_invariant || line == NULL) return;
     for (int size : cluster_sizes) {
@@ -296,8 +296,8 @@ extern "C" void folioi_cuda_decode_clusters(folioi_cuda_limits *l)
 
 extern "C" void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan, const folioi_cuda_limits *l)
 {
-    const folioi_cuda_layer *like = &l->like;
-    int group = like->num_heads / like->num_kv_heads, heads = like->num_kv_heads;
+    const folioi_cuda_layer *prototype = &l->prototype;
+    int group = prototype->num_heads / prototype->num_kv_heads, heads = prototype->num_kv_heads;
     *plan = {};
     int64_t rows = min_i64(l->max_query_len, max_i64(l->decode_rows / group, 1)) * group;
     plan->max_rows = (int32_t)(rows > 16 ? 16 : round_up(rows, 2));
@@ -305,9 +305,9 @@ extern "C" void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan, const fol
     plan->cluster = l->cluster;
     plan->cluster_seqs = l->cluster_seqs;
     const folioi_cuda_line *line =
-        folioi_cuda_choose(folioi_cuda_decode_line, like, &l->sm, plan->max_rows).lines[0];
+        folioi_cuda_choose(folioi_cuda_decode_line, prototype, &l->sm, plan->max_rows).lines[0];
     if (line == NULL) line = &lines[NUM_LINES - 1].line; /* nothing will be launched */
-    block_fit f = fit_layer(line, like, &l->sm, plan->max_rows);
+    block_fit f = fit_layer(line, prototype, &l->sm, plan->max_rows);
     int64_t shares = (int64_t)l->sm.count * f.blocks_per_sm / heads;
     plan->num_shares = (int32_t)(shares < 1 ? 1 : shares);
     plan->max_items = l->max_seqs + plan->num_shares;
@@ -321,8 +321,9 @@ extern "C" void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan, const fol
     plan->schedule_bytes = (size_t)(plan->num_shares * (int64_t)sizeof(folioi_decode_share) +
                                     plan->max_items * (int64_t)sizeof(folioi_decode_item));
     plan->counter_bytes = (size_t)round_up(l->max_seqs * heads * 2 * 4, 256);
-    plan->workspace_bytes = plan->counter_bytes + (size_t)(plan->max_stores * heads *
-                                                           plan->max_rows * (like->v_dims + 2) * 4);
+    plan->workspace_bytes =
+        plan->counter_bytes +
+        (size_t)(plan->max_stores * heads * plan->max_rows * (prototype->v_dims + 2) * 4);
 }
 
 extern "C" folioi_decode_table folioi_cuda_decode_table(const folioi_cuda_decode_plan *plan)

@@ -72,8 +72,8 @@ static __device__ __forceinline__ void add_warps(const decode_args &a, const blo
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
                         int r = 8 * n + 2 * t + (e & 1);
-                        int d =
-                            16 * i + (order == TURNED_DIMS ? 2 * g + (e & 2) / 2 : g + (e & 2) * 4);
+                        int d = 16 * i +
+                                (order == EVEN_ODD_DIMS ? 2 * g + (e & 2) / 2 : g + (e & 2) * 4);
                         if (order == PACKED_DIMS)
                             d = packed_dim(i & ~1, g, false) +
                                 exchanged(true, r, packed_dim(i % 2, 0, e & 2));

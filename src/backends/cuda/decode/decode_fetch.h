@@ -9,7 +9,7 @@
 #include "backends/cuda/decode/decode_tile.h"
 #include "backends/cuda/instructions.h"
 #include "backends/cuda/stored_rows.h"
-#include "backends/cuda/turn.h"
+#include "backends/cuda/transpose.h"
 #include "backends/cuda/warp.h"
 
 /* One lane's view of the next tile its warp will fetch. */
@@ -160,14 +160,14 @@ static __device__ __forceinline__ int unit_byte(int unit, int token, int at)
  * of 8-bit fragments: even dims of 16 first.
  */
 static __device__ __noinline__ void copy_rows_slowly(uint32_t dst, int stride, uint64_t row,
-                                                     int dims, int bytes, int unit, bool turn,
+                                                     int dims, int bytes, int unit, bool even_odd,
                                                      int first_lane)
 {
     int lane = threadIdx.x & 31;
     for (int t = 0; t < 16; t++) {
         uint64_t from = __shfl_sync(ALL_LANES, row, first_lane + t);
         for (int d = lane; d < dims; d += 32) {
-            int at = turn ? (d & ~15) + (d & 1) * 8 + (d & 15) / 2 : d;
+            int at = even_odd ? (d & ~15) + (d & 1) * 8 + (d & 15) / 2 : d;
             uint32_t to = dst + t * stride + at * bytes;
             if (bytes == 2) {
                 const uint16_t *x = (const uint16_t *)(from + unit_byte(unit, t, d * 2));
@@ -215,7 +215,7 @@ static __device__ __forceinline__ void copy_side(const decode_args &a, uint32_t 
     else copy_rows<4>(dst, stride, row, copies, inverse, first_lane, unit, anywhere);
 }
 
-/* The same by dims, to be turned by turn_side. */
+/* The same by dims, to be transposed by transpose_side. */
 static __device__ __forceinline__ void copy_side_by_dims(const decode_args &a, uint32_t dst,
                                                          int stride, uint64_t row, int first_lane,
                                                          const folioi_cuda_side &side, int dims)
@@ -228,21 +228,22 @@ static __device__ __forceinline__ void copy_side_by_dims(const decode_args &a, u
 }
 
 /* A tile by dims that has arrived becomes rows; those outside of [low, high) zeros. */
-static __device__ __noinline__ void turn_side(uint32_t at, int stride, int dims, int kv_bytes,
-                                              int low, int high)
+static __device__ __noinline__ void transpose_side(uint32_t at, int stride, int dims, int kv_bytes,
+                                                   int low, int high)
 {
     auto place = [=](int t, int chunk) { return at + t * stride + chunk * 16; };
     for (int group = 0; group < 2; group++)
-        if (kv_bytes == 2) turn_units<2>(place, group, dims / 8, dims, low, high);
-        else turn_units<1>(place, group, (dims + 15) / 16, dims, low, high);
+        if (kv_bytes == 2) transpose_units<2>(place, group, dims / 8, dims, low, high);
+        else transpose_units<1>(place, group, (dims + 15) / 16, dims, low, high);
 }
 
-static __device__ __forceinline__ void turn_flexible(const decode_args &a, const tile_view &tile)
+static __device__ __forceinline__ void transpose_flexible(const decode_args &a,
+                                                          const tile_view &tile)
 {
     const folioi_cuda_layer &y = a.layer;
     int low = tile.low - tile.tile, high = tile.high - tile.tile;
-    turn_side(tile.v, a.v_stride, y.v_dims, a.kv_bytes, low, high);
-    if (a.k_by_dims) turn_side(tile.k, a.k_stride, y.k_dims, a.kv_bytes, low, high);
+    transpose_side(tile.v, a.v_stride, y.v_dims, a.kv_bytes, low, high);
+    if (a.k_by_dims) transpose_side(tile.k, a.k_stride, y.k_dims, a.kv_bytes, low, high);
     __syncwarp();
 }
 
@@ -252,7 +253,7 @@ static __device__ __forceinline__ void copy_flexible(const decode_args &a, const
     const folioi_cuda_layer &y = a.layer;
     uint32_t v_dst = dst + 16 * a.k_stride;
     bool xpacked = a.xpacked && !c.fresh, k_by_dims = xpacked && a.k_by_dims;
-    bool turned = c.fresh && a.kv_bytes == 1, slowly = turned || a.copy_bytes < 4;
+    bool even_odd = c.fresh && a.kv_bytes == 1, slowly = even_odd || a.copy_bytes < 4;
     int unit = c.fresh ? 16 : a.k_unit, bytes = c.fresh ? 2 : a.kv_bytes;
     int lane = threadIdx.x & 31;
     /* new rows of 16 bits left numbers where the last fragment of a row of 8 bits reads zeros */
@@ -264,7 +265,7 @@ static __device__ __forceinline__ void copy_flexible(const decode_args &a, const
     else if (slowly) copy_rows_slowly(dst, a.k_stride, row, y.k_dims, bytes, unit, false, 0);
     else copy_side(a, dst, a.k_stride, row, 0, unit);
     if (xpacked) copy_side_by_dims(a, v_dst, a.v_stride, row, 16, y.v, y.v_dims);
-    else if (slowly) copy_rows_slowly(v_dst, a.v_stride, row, y.v_dims, bytes, unit, turned, 16);
+    else if (slowly) copy_rows_slowly(v_dst, a.v_stride, row, y.v_dims, bytes, unit, even_odd, 16);
     else copy_side(a, v_dst, a.v_stride, row, 16, unit);
 }
 

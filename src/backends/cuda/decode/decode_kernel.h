@@ -311,7 +311,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
             await_tile<I>(a, sh, tile, stage, filled, phases);
             tile.k = shared_address(sh.stages) + stage * a.stage_bytes;
             tile.v = tile.k + (KV != 0 ? fixed_value(VMAX, I::BYTES, FORM) : 16 * a.k_stride);
-            if (KV == 0 && a.xpacked && !tile.fresh) turn_flexible(a, tile);
+            if (KV == 0 && a.xpacked && !tile.fresh) transpose_flexible(a, tile);
             bool whole =
                 tile.tile >= max(seen.x, tile.low) && tile.tile + 16 <= min(seen.y, tile.high);
             float sc[NT][4] = {}, alpha[2 * NT];
@@ -332,7 +332,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
                 load_q<VMAX, NT, FORM>(a, item_at(a, sh, n + 1)->sequence, first_row, kv_head, q);
         int steps = KV != 0 ? VMAX / 16 : (a.layer.v_dims + 15) / 16;
         dim_order order = I::PACKED                                                  ? PACKED_DIMS
-                          : (I::EIGHT && !I::SPREAD) || (KV == 0 && a.kv_bytes == 1) ? TURNED_DIMS
+                          : (I::EIGHT && !I::SPREAD) || (KV == 0 && a.kv_bytes == 1) ? EVEN_ODD_DIMS
                                                                                      : LINEAR_DIMS;
         if constexpr (KV == 0 || I::EIGHT) {
             float by[2 * NT];

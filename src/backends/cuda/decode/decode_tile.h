@@ -22,10 +22,10 @@ struct tile_view {
  * contiguous rows cannot do that: fragments are then made of 16-byte loads.
  */
 enum tile_form {
-    PADDED_TILE, /* rows an odd number of chunks apart */
-    TURNED_TILE, /* rows of 128 bytes: chunk c of row t at place c ^ t % 8 */
-    PACKED_TILE, /* rows as a block of the cache has them */
-    PAGED_TILE,  /* a native page: K and V of 8 tokens, then of 8 more; see stored_rows.h */
+    PADDED_TILE,   /* rows an odd number of chunks apart */
+    SWIZZLED_TILE, /* rows of 128 bytes: chunk c of row t at place c ^ t % 8 */
+    PACKED_TILE,   /* rows as a block of the cache has them */
+    PAGED_TILE,    /* a native page: K and V of 8 tokens, then of 8 more; see stored_rows.h */
     UNITS_TILE, /* x-packed K: chunk c of all tokens, then chunk c + 1. What lies by dims: [dim][token] */
 };
 
@@ -40,7 +40,7 @@ static __host__ __device__ constexpr tile_form fixed_form(int dims, int bytes,
 {
     if (form == FOLIOI_FORM_PAGES) return PAGED_TILE;
     if (is_xpacked(form)) return UNITS_TILE;
-    return dims * bytes == 128         ? TURNED_TILE
+    return dims * bytes == 128         ? SWIZZLED_TILE
            : dims == 128 && bytes == 2 ? PACKED_TILE
                                        : PADDED_TILE;
 }
@@ -65,7 +65,7 @@ static __device__ __forceinline__ int fixed_place(int t, int c)
     if (TILE == PAGED_TILE)
         return t / 8 * 2 * fixed_value(DIMS, BYTES, FORM) + t % 8 * 128 + c / 8 * 1024 +
                ((c ^ t) & 7) * 16;
-    if (TILE == TURNED_TILE) return t * 128 + ((c ^ t) & 7) * 16;
+    if (TILE == SWIZZLED_TILE) return t * 128 + ((c ^ t) & 7) * 16;
     if (TILE == UNITS_TILE) return c * 256 + t * 16;
     return t * fixed_stride(DIMS, BYTES, FORM) + c * 16;
 }
@@ -77,7 +77,7 @@ static __device__ __forceinline__ uint32_t fixed_step(uint32_t place, int c)
     constexpr tile_form TILE = fixed_form(DIMS, BYTES, FORM);
     if (TILE == PAGED_TILE) return (place ^ (uint32_t)(c % 8 * 16)) + c / 8 * 1024;
     if (TILE == UNITS_TILE) return place + c * 256;
-    return TILE == TURNED_TILE ? place ^ (uint32_t)(c * 16) : place + c * 16;
+    return TILE == SWIZZLED_TILE ? place ^ (uint32_t)(c * 16) : place + c * 16;
 }
 
 /* Does a fixed tile have its tokens spread, as tile_token tells? */

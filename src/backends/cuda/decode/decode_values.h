@@ -14,7 +14,7 @@
 /* ---- fragments of V^T ---- */
 
 /* Which dims a row of a fragment of V^T is. */
-enum dim_order { LINEAR_DIMS, TURNED_DIMS, PACKED_DIMS };
+enum dim_order { LINEAR_DIMS, EVEN_ODD_DIMS, PACKED_DIMS };
 
 /* Fragments of V^T: dims 16 * i .. + 15 of a 16-bit tile. DIMS: of a fixed tile; 0: rows are `stride` apart. */
 template <int DIMS, folioi_cuda_form FORM = FOLIOI_FORM_ROWS> struct values_16 {
@@ -32,7 +32,7 @@ template <int DIMS, folioi_cuda_form FORM = FOLIOI_FORM_ROWS> struct values_16 {
     }
 };
 
-/* The same of a packed 16-bit tile, turned by movmatrix: rows g and g + 8 are dims that packed_dim tells. */
+/* The same of a packed 16-bit tile, transposed by movmatrix: rows g and g + 8 are dims that packed_dim tells. */
 template <int DIMS> struct values_packed {
     uint32_t from;
     __device__ __forceinline__ values_packed(uint32_t v_tile)

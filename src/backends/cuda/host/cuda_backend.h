@@ -70,10 +70,10 @@ folio_status folioi_cuda_forward(const folioi_call *call);
 folio_status folioi_cuda_write(const folio_context *ctx, const folioi_kv_layer *layer,
                                const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
                                void *stream);
-/** The same with slots in device memory: what a forward does. turns: of k, by the step. */
+/** The same with slots in device memory: what a forward does. rotations: of k, by the step. */
 folio_status folioi_cuda_store(const folio_context *ctx, const folioi_kv_layer *layer,
                                const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
-                               const folioi_cuda_turns *turns, cudaStream_t stream);
+                               const folioi_cuda_rotations *rotations, cudaStream_t stream);
 folio_status folioi_cuda_gather(const folio_context *ctx, const folioi_kv_layer *layer,
                                 const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
                                 void *stream);

@@ -41,10 +41,10 @@ static folioi_cuda_layer layer_of(const folioi_call *call)
 }
 
 static folio_status store(const folioi_call *call, const int64_t *slots,
-                          const folioi_cuda_turns *turns)
+                          const folioi_cuda_rotations *rotations)
 {
     folioi_kv_tensors kv = call_new_rows(call);
-    return folioi_cuda_store(call->shape->ctx, &call->layer, &kv, slots, kv.k.tokens, turns,
+    return folioi_cuda_store(call->shape->ctx, &call->layer, &kv, slots, kv.k.tokens, rotations,
                              call->stream);
 }
 
@@ -61,20 +61,21 @@ static bool can_rotate_queries(const folioi_call *call)
 static folio_status rotate_queries(const folioi_call *call, folioi_cuda_layer *l)
 {
     if (!can_rotate_queries(call)) return FOLIO_OK;
-    folioi_cuda_turned turned = {.from = l->q,
-                                 .to = l->out,
-                                 .dtype = l->dtype,
-                                 .num_heads = l->num_heads,
-                                 .dims = l->k_dims,
-                                 .overlaps = device_of(call->shape->ctx)->sm.overlaps,
-                                 .num_rows = l->q_rows, /* of all batches that a graph may meet */
-                                 .turns = l->turns};
-    turned.in_pieces = l->k_dims % 8 == 0 && folioi_cuda_rows_aligned(&l->q, 2, 16) &&
-                       folioi_cuda_rows_aligned(&l->out, 2, 16) &&
-                       folioi_cuda_rotates_pieces(&l->turns.rotation, l->dtype);
+    folioi_cuda_rotate_args args = {.from = l->q,
+                                    .to = l->out,
+                                    .dtype = l->dtype,
+                                    .num_heads = l->num_heads,
+                                    .dims = l->k_dims,
+                                    .overlaps = device_of(call->shape->ctx)->sm.overlaps,
+                                    .num_rows =
+                                        l->q_rows, /* of all batches that a graph may meet */
+                                    .rotations = l->rotations};
+    args.in_pieces = l->k_dims % 8 == 0 && folioi_cuda_rows_aligned(&l->q, 2, 16) &&
+                     folioi_cuda_rows_aligned(&l->out, 2, 16) &&
+                     folioi_cuda_rotates_pieces(&l->rotations.rotation, l->dtype);
     l->q = l->out;
-    l->turns = (folioi_cuda_turns){.positions = NULL};
-    return folioi_cuda_status(folioi_cuda_rotate_rows(&turned, call->stream), "kernel rotate_rows");
+    l->rotations = (folioi_cuda_rotations){.positions = NULL};
+    return folioi_cuda_status(folioi_cuda_rotate_rows(&args, call->stream), "kernel rotate_rows");
 }
 
 /*
@@ -122,8 +123,8 @@ static folioi_cuda_early early_of(const folioi_cuda_plan *p, const folioi_call *
 }
 
 /* Has the plan lines for all that this layer has? By the plan alone where the batch must not matter. */
-static bool is_taken(const folioi_cuda_use *use, const folioi_cuda_list *list,
-                     const folioi_cuda_layer *layer)
+static bool has_kernels(const folioi_cuda_use *use, const folioi_cuda_list *list,
+                        const folioi_cuda_layer *layer)
 {
     const folioi_cuda_work *work = list->limits.batch_invariant ? &list->limit : &list->now;
     const folioi_cuda_sm *sm = &list->limits.sm;
@@ -141,7 +142,7 @@ static bool decode_stores(const folioi_cuda_plan *p, const folioi_call *call,
 {
     if (!has_private_slots(p) || call->append) return false;
     if (call->type != FOLIO_ATTENTION_DECODER || call->rotation.table != NULL) return false;
-    if (use->list < 0 || !is_taken(use, &p->lists[use->list], layer)) return false;
+    if (use->list < 0 || !has_kernels(use, &p->lists[use->list], layer)) return false;
     const folioi_cuda_list *list = &p->lists[use->list];
     const folioi_cuda_work *now = &list->now;
     if (now->prefills || now->decode_rows == 0 || now->query_len > 1) return false;
@@ -166,7 +167,7 @@ folioi_cuda_picks folioi_cuda_picks_of(const folioi_cuda_plan *p, const folioi_c
         if (!can_rotate_queries(call)) return picks;
         layer.q = layer.out;
     }
-    if (use->list < 0 || !is_taken(use, &p->lists[use->list], &layer)) return picks;
+    if (use->list < 0 || !has_kernels(use, &p->lists[use->list], &layer)) return picks;
     const folioi_cuda_list *list = &p->lists[use->list];
     const folioi_cuda_sm *sm = &list->limits.sm;
     if (list->now.prefills)
@@ -183,7 +184,7 @@ static cudaError_t attend_prefills(const folioi_cuda_chain *chain, const folioi_
     cudaError_t error = cudaErrorNotSupported;
     for (int i = 0; i < FOLIOI_CUDA_CHAIN && error == cudaErrorNotSupported; i++) {
         const folioi_prefill_line *line = (const void *)chain->lines[i];
-        if (line != NULL && line->line.takes(&line->line, run->layer, &list->limits.sm, 0))
+        if (line != NULL && line->line.matches(&line->line, run->layer, &list->limits.sm, 0))
             error = line->launch(line, run, &list->prefill, &list->now.whole);
     }
     return error;
@@ -222,16 +223,16 @@ static folio_status run(const folioi_call *call)
         .blocks = folioi_cuda_at(p, cross ? p->cross_blocks : p->blocks),
         .out_rows = call->tensors.out.tokens,
     };
-    layer.turns =
-        (folioi_cuda_turns){call->rotation, call->tensors.positions, step.counts, step.seqs};
+    layer.rotations =
+        (folioi_cuda_rotations){call->rotation, call->tensors.positions, step.counts, step.seqs};
     const folioi_cuda_use *use = folioi_cuda_use_of(p, call->attention_index, call->type);
     step.decode_stores = call->stores && decode_stores(p, call, use, &layer);
     if (call->stores && !step.decode_stores)
-        TRY(store(call, folioi_cuda_at(p, cross ? p->cross_slots : p->slots), &layer.turns));
+        TRY(store(call, folioi_cuda_at(p, cross ? p->cross_slots : p->slots), &layer.rotations));
     if (call->rotation.table != NULL) TRY(rotate_queries(call, &layer));
     folioi_cuda_run now = {&layer, &step, call->workspace, NULL, call->stream};
-    if (layer.turns.rotation.table == NULL && use->list >= 0 &&
-        is_taken(use, &p->lists[use->list], &layer))
+    if (layer.rotations.rotation.table == NULL && use->list >= 0 &&
+        has_kernels(use, &p->lists[use->list], &layer))
         return attend(p, call, use, &now);
     return folioi_cuda_status(folioi_cuda_generic(&now, false), "kernel generic");
 }

@@ -4,8 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-folioi_cuda_layer folioi_cuda_layer_like(const folioi_plan_shape *shape,
-                                         const folio_attention_desc *a, folio_attention_type type)
+folioi_cuda_layer folioi_cuda_layer_prototype(const folioi_plan_shape *shape,
+                                              const folio_attention_desc *a,
+                                              folio_attention_type type)
 {
     bool cross = type == FOLIO_ATTENTION_ENCODER_DECODER;
     folio_layout layout = cross ? shape->cross_layout : shape->layout;
@@ -28,7 +29,7 @@ folioi_cuda_layer folioi_cuda_layer_like(const folioi_plan_shape *shape,
     l.k.at.dim_tile_stride = 1;
     if (layout == FOLIO_LAYOUT_NATIVE &&
         kv_has_pages(l.kv_dtype, l.k_dims, l.v_dims, l.block_size)) {
-        l.k.at.turn = FOLIOI_PAGE_TURN;
+        l.k.at.swizzle = FOLIOI_PAGE_SWIZZLE;
         l.k.at.token_tile_stride = FOLIOI_PAGE_TOKENS * (int64_t)(l.k_dims + l.v_dims);
     }
     l.v.at = l.k.at;
@@ -76,7 +77,7 @@ void folioi_cuda_name_kernels(folioi_cuda_use *use)
                        sizeof use->fallback[0][0]);
 }
 
-typedef enum { NOT_TAKEN, TAKEN, CHOSEN } line_use;
+typedef enum { NOT_MATCHED, MATCHED, CHOSEN } line_use;
 
 /* A case for a line, in a layout, and what a plan does with it: the line cannot run it, could, or is chosen. */
 static line_use example_of(const folioi_cuda_line *line, bool decode, const folioi_cuda_sm *sm,
@@ -98,16 +99,16 @@ static line_use example_of(const folioi_cuda_line *line, bool decode, const foli
                               .dtype = info->dtype,
                               .kv_dtype = info->kv_dtype,
                               .scale = 1.0f};
-    folioi_cuda_layer like = folioi_cuda_layer_like(&shape, &a, FOLIO_ATTENTION_DECODER);
+    folioi_cuda_layer prototype = folioi_cuda_layer_prototype(&shape, &a, FOLIO_ATTENTION_DECODER);
     const folioi_cuda_line *prefill =
-        folioi_cuda_choose(folioi_cuda_prefill_line, &like, sm, 0).lines[0];
+        folioi_cuda_choose(folioi_cuda_prefill_line, &prototype, sm, 0).lines[0];
     if (decode && prefill != NULL)
         info->max_rows = ((const folioi_prefill_line *)prefill)->decode_rows;
-    if (folioi_cuda_choose(decode ? folioi_cuda_decode_line : folioi_cuda_prefill_line, &like, sm,
-                           info->max_rows)
+    if (folioi_cuda_choose(decode ? folioi_cuda_decode_line : folioi_cuda_prefill_line, &prototype,
+                           sm, info->max_rows)
             .lines[0] == line)
         return CHOSEN;
-    return line->takes(line, &like, sm, info->max_rows) ? TAKEN : NOT_TAKEN;
+    return line->matches(line, &prototype, sm, info->max_rows) ? MATCHED : NOT_MATCHED;
 }
 
 /* A line that could run a case but is never chosen is listed too: `folio check` then fails and names it. */
@@ -120,7 +121,7 @@ static bool is_listed(const folioi_cuda_line *line, bool decode, const folioi_cu
     for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
         folio_context_kernel example;
         line_use use = example_of(line, decode, sm, layouts[i], &example);
-        if (use == NOT_TAKEN || (taken && use == TAKEN)) continue;
+        if (use == NOT_MATCHED || (taken && use == MATCHED)) continue;
         *info = example;
         if (use == CHOSEN) return true;
         taken = true;

@@ -10,18 +10,18 @@ static int64_t longest_query(const folio_plan_desc *d, folio_attention_type type
                                            : d->max_query_len;
 }
 
-static folioi_cuda_list list_of(const folioi_plan_shape *shape, const folioi_cuda_layer *like,
+static folioi_cuda_list list_of(const folioi_plan_shape *shape, const folioi_cuda_layer *prototype,
                                 folio_attention_type type)
 {
     const folio_plan_desc *d = &shape->desc;
-    int32_t group = like->num_heads / like->num_kv_heads;
+    int32_t group = prototype->num_heads / prototype->num_kv_heads;
     folioi_cuda_list list;
     memset(&list, 0, sizeof list); /* limits are compared as bytes */
     folioi_cuda_limits *l = &list.limits;
     list.type = type;
-    l->like = *like;
-    l->like.scale = 1.0f; /* attentions of one shape share lists, whatever their options */
-    l->like.soft_cap = 0.0f;
+    l->prototype = *prototype;
+    l->prototype.scale = 1.0f; /* attentions of one shape share lists, whatever their options */
+    l->prototype.soft_cap = 0.0f;
     l->max_query_tokens =
         type == FOLIO_ATTENTION_ENCODER ? d->max_encoder_tokens : d->max_query_tokens;
     l->max_seqs = d->max_seqs;
@@ -31,7 +31,7 @@ static folioi_cuda_list list_of(const folioi_plan_shape *shape, const folioi_cud
     l->batch_invariant = (d->flags & FOLIO_PLAN_BATCH_INVARIANT) != 0;
     folioi_cuda_prefill_init(&list.prefill, l);
     /* a graph is launched alike for steps of one sequence and of more */
-    if (like->soft_cap == 0.0f && (!(d->flags & FOLIO_PLAN_GRAPH) || d->max_seqs == 1))
+    if (prototype->soft_cap == 0.0f && (!(d->flags & FOLIO_PLAN_GRAPH) || d->max_seqs == 1))
         folioi_cuda_decode_clusters(l);
     /* with fewer blocks the second fragment of rows takes longer than prefill */
     if (decode_is_clustered(l->cluster_seqs, d->max_seqs, d->max_seq_len))
@@ -81,15 +81,16 @@ void folioi_cuda_lists_init(folioi_cuda_plan *p)
             folioi_cuda_use *use = folioi_cuda_use_of(p, i, (folio_attention_type)t);
             use->list = -1;
             if ((shape->types[i] & FOLIO_ATTENTION_BIT(t)) && a->dtype != FOLIO_F32 && !a->v_in_k) {
-                folioi_cuda_layer like = folioi_cuda_layer_like(shape, a, (folio_attention_type)t);
-                folioi_cuda_list list = list_of(shape, &like, (folio_attention_type)t);
+                folioi_cuda_layer prototype =
+                    folioi_cuda_layer_prototype(shape, a, (folio_attention_type)t);
+                folioi_cuda_list list = list_of(shape, &prototype, (folio_attention_type)t);
                 for (use->list = 0; use->list < p->num_lists; use->list++)
                     if (is_same(&p->lists[use->list], &list)) break;
                 if (use->list == p->num_lists) p->lists[p->num_lists++] = list;
                 use->prefill =
-                    folioi_cuda_choose(folioi_cuda_prefill_line, &like, &list.limits.sm, 0);
-                use->decode = folioi_cuda_choose(folioi_cuda_decode_line, &like, &list.limits.sm,
-                                                 list.decode.max_rows);
+                    folioi_cuda_choose(folioi_cuda_prefill_line, &prototype, &list.limits.sm, 0);
+                use->decode = folioi_cuda_choose(folioi_cuda_decode_line, &prototype,
+                                                 &list.limits.sm, list.decode.max_rows);
             }
             folioi_cuda_name_kernels(use);
         }
@@ -201,7 +202,7 @@ void folioi_cuda_lists_count(const folioi_cuda_plan *p, const folioi_cuda_list *
     folioi_cuda_counts counts = {.num_seqs = (int32_t)p->num_seqs};
     folioi_prefill_list prefills = {seqs, &counts, list->prefill.shape, &head, NULL, {0, 0, 0}};
     prefill_list_make(&prefills, &sort); /* without room it only counts */
-    int64_t heads = list->limits.like.num_kv_heads;
+    int64_t heads = list->limits.prototype.num_kv_heads;
     *items = (decodes.items + head.num_items) * heads;
     *split_items = (decodes.stores + head.num_items - (sort.tiles - head.num_cut_tiles)) * heads;
 }

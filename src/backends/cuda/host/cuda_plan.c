@@ -234,16 +234,16 @@ folio_status folioi_cuda_plan_update(void *state, const folio_batch *batch, void
     p->ahead->is_there = false;
     p->num_seqs = batch->num_seqs;
     p->longest = longest_of(p, batch);
-    int turn = p->turn = (p->turn + 1) % FOLIOI_CUDA_STAGES;
-    update u = {p, p->stage[turn], stream};
+    int current = p->current = (p->current + 1) % FOLIOI_CUDA_STAGES;
+    update u = {p, p->stage[current], stream};
     /* what was sent from this stage two updates ago has long arrived */
     folio_status status =
-        folioi_cuda_status(cudaEventSynchronize(p->copied[turn]), "waiting for a plan's copy");
+        folioi_cuda_status(cudaEventSynchronize(p->copied[current]), "waiting for a plan's copy");
     if (status == FOLIO_OK) {
         status = send_all(&u, batch);
         /* also behind what was sent before a failure */
         folio_status recorded =
-            folioi_cuda_status(cudaEventRecord(p->copied[turn], stream), "a plan's event");
+            folioi_cuda_status(cudaEventRecord(p->copied[current], stream), "a plan's event");
         if (status == FOLIO_OK) status = recorded;
     }
     if (status == FOLIO_OK)
@@ -385,7 +385,7 @@ void folioi_cuda_plan_describe(const void *state, int32_t attention, folio_atten
     if (call == NULL && strcmp(info->kernel, "generic") != 0)
         info->fallback = use->fallback[picks.prefill][picks.decode];
     if (list != NULL) info->split_len = list->decode.split_len;
-    const folioi_cuda_seq *seqs = (const void *)(p->stage[p->turn] + p->seqs[type].at);
+    const folioi_cuda_seq *seqs = (const void *)(p->stage[p->current] + p->seqs[type].at);
     if (p->num_seqs < 0) info->num_items = info->num_split_items = -1;
     else if (strcmp(info->kernel, "generic") != 0)
         folioi_cuda_lists_count(p, list, seqs, &info->num_items, &info->num_split_items);

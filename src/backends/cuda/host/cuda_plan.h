@@ -73,9 +73,9 @@ typedef struct folioi_cuda_plan {
     size_t staged_bytes, bytes; /* the arena's first part is copied from a stage */
     char *device, *stage[FOLIOI_CUDA_STAGES];
     cudaEvent_t copied[FOLIOI_CUDA_STAGES]; /* the copy out of a stage is done */
-    int turn;
+    int current;
     bool may_pad;     /* out may have rows that no sequence has */
-    int64_t num_seqs; /* of the last update, in stage[turn]; -1: only the device knows */
+    int64_t num_seqs; /* of the last update, in stage[current]; -1: only the device knows */
     int64_t longest;  /* of its sequences, as decode_is_clustered has it */
     uint64_t *word;   /* in host memory: what the device found last; see folioi_cuda_report_word */
     folioi_cuda_list *lists; /* [num_attentions * FOLIO_NUM_ATTENTION_TYPES], num_lists used */
@@ -108,8 +108,9 @@ static inline folioi_cuda_use *folioi_cuda_use_of(const folioi_cuda_plan *p, int
 }
 
 /** A layer of an attention as a plan knows it: aligned, its cache in the plan's layout. All bytes are set. */
-folioi_cuda_layer folioi_cuda_layer_like(const folioi_plan_shape *shape,
-                                         const folio_attention_desc *a, folio_attention_type type);
+folioi_cuda_layer folioi_cuda_layer_prototype(const folioi_plan_shape *shape,
+                                              const folio_attention_desc *a,
+                                              folio_attention_type type);
 /** Names by what a step has: of the kernels that the plan chose; of those for calls that these do not take. */
 void folioi_cuda_name_kernels(folioi_cuda_use *use);
 

@@ -49,11 +49,11 @@ static folioi_cuda_moves moves_of(const folioi_kv_layer *layer, const folioi_kv_
 
 folio_status folioi_cuda_store(const folio_context *ctx, const folioi_kv_layer *layer,
                                const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
-                               const folioi_cuda_turns *turns, cudaStream_t stream)
+                               const folioi_cuda_rotations *rotations, cudaStream_t stream)
 {
     folioi_cuda_moves moves = moves_of(layer, t, slots, num_slots);
     if (kv_last_part(layer->format) == FOLIOI_K) moves.part[FOLIOI_V].rows.data = NULL;
-    moves.turns = *turns;
+    moves.rotations = *rotations;
     moves.overlaps = device_of(ctx)->sm.overlaps;
     return folioi_cuda_status(folioi_cuda_store_rows(&moves, stream), "kernel store_rows");
 }
@@ -72,8 +72,8 @@ static folio_status store(const folio_context *ctx, const folioi_kv_layer *layer
                           const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
                           cudaStream_t stream)
 {
-    folioi_cuda_turns turns = {t->rotation, t->positions, NULL, NULL};
-    return folioi_cuda_store(ctx, layer, t, slots, num_slots, &turns, stream);
+    folioi_cuda_rotations rotations = {t->rotation, t->positions, NULL, NULL};
+    return folioi_cuda_store(ctx, layer, t, slots, num_slots, &rotations, stream);
 }
 
 /* One of the two above with slots, and positions, that are still on the host. */
@@ -143,8 +143,8 @@ static int64_t stride_bits(const folioi_address *at)
 static int32_t unit_of(const folioi_address *from, const folioi_address *to, int32_t dims,
                        int64_t bases, int32_t elem)
 {
-    bool in_order =
-        (from->turn != 0 || address_has_rows(from)) && (to->turn != 0 || address_has_rows(to));
+    bool in_order = (from->swizzle != 0 || address_has_rows(from)) &&
+                    (to->swizzle != 0 || address_has_rows(to));
     int64_t bits = bases | (stride_bits(from) | stride_bits(to) | dims) * elem;
     return in_order && bits % 16 == 0 ? 16 / elem : 1;
 }

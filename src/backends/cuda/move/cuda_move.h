@@ -18,12 +18,12 @@ typedef struct folioi_cuda_moves {
     folioi_cuda_move part[2]; /* rows.data NULL: not this one; to store, K alone is enough */
     const int64_t *slots;     /* in device memory */
     int64_t num_slots;
-    int32_t overlaps;        /* see folioi_cuda_sm */
-    folioi_cuda_turns turns; /* of K that is stored */
+    int32_t overlaps;                /* see folioi_cuda_sm */
+    folioi_cuda_rotations rotations; /* of K that is stored */
 } folioi_cuda_moves;
 
 /** Rows of q, rotated into rows of out: the same number of heads and dims. */
-typedef struct folioi_cuda_turned {
+typedef struct folioi_cuda_rotate_args {
     folioi_cuda_rows from, to; /* may be the same */
     folio_dtype dtype;
     int32_t num_heads, dims;
@@ -31,8 +31,8 @@ typedef struct folioi_cuda_turned {
     int32_t overlaps;  /* see folioi_cuda_sm                                    */
     int32_t units;     /* warps for each row: set by folioi_cuda_rotate_rows    */
     int64_t num_rows;
-    folioi_cuda_turns turns;
-} folioi_cuda_turned;
+    folioi_cuda_rotations rotations;
+} folioi_cuda_rotate_args;
 
 /** Do pieces of 8 numbers rotate as a whole, alone or two with each other? */
 static inline bool folioi_cuda_rotates_pieces(const folioi_rotation *r, folio_dtype dtype)
@@ -91,7 +91,7 @@ extern "C" {
 bool folioi_cuda_can_overlap(void);
 
 cudaError_t folioi_cuda_store_rows(const folioi_cuda_moves *moves, cudaStream_t stream);
-cudaError_t folioi_cuda_rotate_rows(const folioi_cuda_turned *turned, cudaStream_t stream);
+cudaError_t folioi_cuda_rotate_rows(const folioi_cuda_rotate_args *args, cudaStream_t stream);
 cudaError_t folioi_cuda_gather_rows(const folioi_cuda_moves *moves, cudaStream_t stream);
 cudaError_t folioi_cuda_move_blocks(const folioi_cuda_blocks *blocks, cudaStream_t stream);
 cudaError_t folioi_cuda_merge_states(const folioi_cuda_merge *merge, cudaStream_t stream);

@@ -73,9 +73,9 @@ __global__ void store_rows(const __grid_constant__ folioi_cuda_moves moves)
     int64_t from = row * m.rows.token + head * m.rows.head;
     int64_t to = address_token(&m.side.at, block, head, token);
     char *base = const_cast<char *>(m.side.base);
-    folioi_rotation r = moves.turns.rotation;
+    folioi_rotation r = moves.rotations.rotation;
     if (blockIdx.y != 0) r.table = nullptr; /* V stays as it is */
-    int64_t position = r.table != nullptr ? row_position(moves.turns, row) : 0;
+    int64_t position = r.table != nullptr ? row_position(moves.rotations, row) : 0;
     if (m.is_copy) {
         if (r.table == nullptr) copy_row(m, from, to, (int32_t)token, true);
         else rotate_into_cache(m, r, from, position, to, (int32_t)token);
@@ -96,10 +96,10 @@ __global__ void store_rows(const __grid_constant__ folioi_cuda_moves moves)
 }
 
 /* One number at a time. A lane takes both of a pair: the rows may be the same. */
-__device__ void rotate_numbers(const folioi_cuda_turned &t, int64_t from, int64_t to,
+__device__ void rotate_numbers(const folioi_cuda_rotate_args &t, int64_t from, int64_t to,
                                int64_t position)
 {
-    const folioi_rotation &r = t.turns.rotation;
+    const folioi_rotation &r = t.rotations.rotation;
     int32_t end = r.first_dim + r.num_dims, half = r.num_dims / 2;
     for (int32_t i = threadIdx.x % WARP; i < half; i += WARP) {
         int32_t x = r.first_dim + (r.pairs ? 2 * i : i), y = r.pairs ? x + 1 : x + half;
@@ -117,10 +117,10 @@ __device__ void rotate_numbers(const folioi_cuda_turned &t, int64_t from, int64_
 constexpr int TASKS = 2 * WARP;
 
 /* The part-th TASKS of those of all heads of a row. */
-__device__ void rotate_in_pieces(const folioi_cuda_turned &t, int64_t row, int32_t part,
+__device__ void rotate_in_pieces(const folioi_cuda_rotate_args &t, int64_t row, int32_t part,
                                  int64_t position)
 {
-    const folioi_rotation &r = t.turns.rotation;
+    const folioi_rotation &r = t.rotations.rotation;
     const float *angles = angles_of(r, position);
     int32_t per_head = num_tasks(r, t.dims), all = per_head * t.num_heads;
 #pragma unroll
@@ -136,15 +136,15 @@ __device__ void rotate_in_pieces(const folioi_cuda_turned &t, int64_t row, int32
 }
 
 /* A unit is a head of a row, or in pieces a part of a row's tasks. */
-__global__ void rotate_rows(const __grid_constant__ folioi_cuda_turned t)
+__global__ void rotate_rows(const __grid_constant__ folioi_cuda_rotate_args t)
 {
     let_next_begin();
     int64_t unit = unit_index(), row = unit / t.units, part = unit % t.units;
     await_kernels_ahead();
     if (row >= t.num_rows) return;
-    int32_t seq = find_seq(t.turns.counts, t.turns.seqs, row);
+    int32_t seq = find_seq(t.rotations.counts, t.rotations.seqs, row);
     if (seq < 0) return;
-    int64_t position = position_in(t.turns, seq, row);
+    int64_t position = position_in(t.rotations, seq, row);
     if (t.in_pieces) rotate_in_pieces(t, row, (int32_t)part, position);
     else
         rotate_numbers(t, row * t.from.token + part * t.from.head,
@@ -305,15 +305,15 @@ cudaError_t folioi_cuda_store_rows(const folioi_cuda_moves *moves, cudaStream_t 
     return launch_kernel(store_rows, shape, *moves, stream);
 }
 
-cudaError_t folioi_cuda_rotate_rows(const folioi_cuda_turned *t, cudaStream_t stream)
+cudaError_t folioi_cuda_rotate_rows(const folioi_cuda_rotate_args *t, cudaStream_t stream)
 {
-    folioi_cuda_turned turned = *t;
-    int32_t tasks = t->num_heads * num_tasks(t->turns.rotation, t->dims);
-    turned.units = t->in_pieces ? (int32_t)ceil_div(tasks, TASKS) : t->num_heads;
+    folioi_cuda_rotate_args args = *t;
+    int32_t tasks = t->num_heads * num_tasks(t->rotations.rotation, t->dims);
+    args.units = t->in_pieces ? (int32_t)ceil_div(tasks, TASKS) : t->num_heads;
     if (t->num_rows == 0) return cudaSuccess;
-    launch_shape shape = {dim3(blocks_for(t->num_rows * turned.units)), THREADS, 0, 0,
+    launch_shape shape = {dim3(blocks_for(t->num_rows * args.units)), THREADS, 0, 0,
                           t->overlaps != 0};
-    return launch_kernel(rotate_rows, shape, turned, stream);
+    return launch_kernel(rotate_rows, shape, args, stream);
 }
 
 cudaError_t folioi_cuda_gather_rows(const folioi_cuda_moves *moves, cudaStream_t stream)

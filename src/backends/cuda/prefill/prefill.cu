@@ -65,33 +65,34 @@ static int32_t fixed_split_len(int64_t max_seq_len)
 }
 
 /* Units of a line that compute one item of the list. */
-static int64_t units_of(const folioi_cuda_line *line, const folioi_cuda_layer *like,
+static int64_t units_of(const folioi_cuda_line *line, const folioi_cuda_layer *prototype,
                         const folioi_prefill_shape *shape)
 {
     const folioi_prefill_line *l = (const folioi_prefill_line *)line;
     tile_pieces p = pieces_of(l->rows, shape->group, shape->queries);
-    return like->num_kv_heads * ceil_div(like->v_dims, l->values) * p.head_parts * p.pieces;
+    return prototype->num_kv_heads * ceil_div(prototype->v_dims, l->values) * p.head_parts *
+           p.pieces;
 }
 
 /* Tiles of the list are those of the chain's first line; lines with fewer rows take a tile in pieces. */
 void folioi_cuda_prefill_init(folioi_cuda_prefill_plan *plan, const folioi_cuda_limits *l)
 {
-    const folioi_cuda_layer *like = &l->like;
+    const folioi_cuda_layer *prototype = &l->prototype;
     *plan = {};
     plan->sm = l->sm;
-    folioi_cuda_chain chain = folioi_cuda_choose(folioi_cuda_prefill_line, like, &l->sm, 0);
+    folioi_cuda_chain chain = folioi_cuda_choose(folioi_cuda_prefill_line, prototype, &l->sm, 0);
     if (chain.lines[0] == NULL)
         chain.lines[0] = &folioi_prefill_flexible[0].line; /* not launched */
     const folioi_prefill_line *first = (const folioi_prefill_line *)chain.lines[0];
     folioi_prefill_shape *shape = &plan->shape;
-    shape->group = like->num_heads / like->num_kv_heads;
+    shape->group = prototype->num_heads / prototype->num_kv_heads;
     shape->queries = shape->group < first->rows ? first->rows / shape->group : 1;
     if (shape->group <= FOLIOI_DECODE_MAX_ROWS)
         shape->decode_rows = (int32_t)max_i64(shape->group, first->decode_rows);
-    shape->window_left = like->window_left;
-    shape->window_right = like->window_right;
+    shape->window_left = prototype->window_left;
+    shape->window_right = prototype->window_right;
     int32_t units =
-        like->num_kv_heads * pieces_of(first->rows, shape->group, shape->queries).head_parts;
+        prototype->num_kv_heads * pieces_of(first->rows, shape->group, shape->queries).head_parts;
     shape->num_at_once = (int32_t)max_i64((int64_t)l->sm.count * first->blocks / units, 1);
     shape->num_alone = (int32_t)max_i64(l->sm.count / units, 1);
     if (l->batch_invariant) shape->split_len = fixed_split_len(l->max_seq_len);
@@ -101,10 +102,11 @@ void folioi_cuda_prefill_init(folioi_cuda_prefill_plan *plan, const folioi_cuda_
         sizeof(folioi_prefill_head) + (size_t)plan->room.items * sizeof(folioi_prefill_item);
     int64_t all_units = 0;
     for (const folioi_cuda_line *line : chain.lines)
-        if (line != NULL) all_units = max_i64(all_units, units_of(line, like, shape));
+        if (line != NULL) all_units = max_i64(all_units, units_of(line, prototype, shape));
     plan->counter_bytes = (size_t)round_up(16 * (1 + plan->room.cut_tiles * all_units), 256);
-    plan->workspace_bytes = plan->counter_bytes +
-                            (size_t)(plan->room.rows * like->num_kv_heads * (like->v_dims + 2) * 4);
+    plan->workspace_bytes =
+        plan->counter_bytes +
+        (size_t)(plan->room.rows * prototype->num_kv_heads * (prototype->v_dims + 2) * 4);
 }
 
 folioi_prefill_head *folioi_cuda_prefill_head(const folioi_cuda_prefill_plan *plan)

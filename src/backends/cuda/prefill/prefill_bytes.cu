@@ -1,8 +1,8 @@
 /* prefill_bytes.cu: the lines BYTES of prefill_instances.def: 8-bit K and V, no option on scores. */
 #include "backends/cuda/prefill/prefill_launch.h"
 
-static bool takes(const folioi_cuda_line *line, const folioi_cuda_layer *l,
-                  const folioi_cuda_sm *sm, int32_t rows)
+static bool matches(const folioi_cuda_line *line, const folioi_cuda_layer *l,
+                    const folioi_cuda_sm *sm, int32_t rows)
 {
     (void)sm, (void)rows;
     return l->cached && !l->append && l->kv_dtype == line->kv && is_fixed(line, l) &&
@@ -22,7 +22,7 @@ using instance =
 
 const folioi_prefill_line folioi_prefill_bytes[] = {
 #define LINE(xpacked, name, type, dk, dv, ...)                                                     \
-    {{"prefill_" name "_d" #dk, (folio_dtype)0, type, dk, dv, false, takes},                       \
+    {{"prefill_" name "_d" #dk, (folio_dtype)0, type, dk, dv, false, matches},                     \
      instance<xpacked, type, dk, dv, __VA_ARGS__>::ROWS,                                           \
      dv,                                                                                           \
      instance<xpacked, type, dk, dv, __VA_ARGS__>::BLOCKS,                                         \

@@ -1,7 +1,7 @@
 /*
  * prefill_fetch.h: K and V of a key tile on their way to a stage: read where they lie, page by page. A warp fetches SHARE
- * keys, a lane knowing the address of one row: its first lanes that of K, the next that of V. What lies by dims is turned when
- * it has come, by the warp that fetched it (turn.h).
+ * keys, a lane knowing the address of one row: its first lanes that of K, the next that of V. What lies by dims is transposed when
+ * it has come, by the warp that fetched it (transpose.h).
  */
 #ifndef FOLIOI_CUDA_PREFILL_FETCH_H
 #define FOLIOI_CUDA_PREFILL_FETCH_H
@@ -9,7 +9,7 @@
 #include "backends/cuda/instructions.h"
 #include "backends/cuda/prefill/prefill_copy.h"
 #include "backends/cuda/prefill/prefill_instance.h"
-#include "backends/cuda/turn.h"
+#include "backends/cuda/transpose.h"
 
 static __device__ __forceinline__ bool is_stored(const folioi_cuda_layer &l,
                                                  const folioi_cuda_seq &s, int32_t key)
@@ -215,8 +215,9 @@ static __device__ __noinline__ void fill_unit(const prefill_args &a, typename I:
 
 /* The warp's units of K, or of V, become rows. key0: first of the tile. */
 template <class I, int ROW_BYTES>
-static __device__ __forceinline__ void turn_side(const prefill_args &a, typename I::shared &sh,
-                                                 uint32_t to, int32_t key0, bool is_v, int32_t dims)
+static __device__ __forceinline__ void transpose_side(const prefill_args &a, typename I::shared &sh,
+                                                      uint32_t to, int32_t key0, bool is_v,
+                                                      int32_t dims)
 {
     const prefill_work &w = sh.work;
     int row0 = fresh_warp() * I::SHARE;
@@ -225,24 +226,25 @@ static __device__ __forceinline__ void turn_side(const prefill_args &a, typename
 #pragma unroll 1
     for (int group = 0; group < I::SHARE / 8; group++)
         if (reads_unit(a, w, sh.seq, first + group * 8))
-            turn_units<I::KV_SIZE>(place, group, ROW_BYTES / 16, dims, w.begin - first,
-                                   past - first);
+            transpose_units<I::KV_SIZE>(place, group, ROW_BYTES / 16, dims, w.begin - first,
+                                        past - first);
     if (I::KV == KV_WIDE && past % 8 != 0 && past < w.end && past >= key0)
         fill_unit<I, ROW_BYTES>(a, sh, to, key0, is_v);
 }
 
 /* The warp's part of a tile that has come, in rows. A barrier follows. */
 template <class I>
-static __device__ __forceinline__ void turn_tile(const prefill_args &a, typename I::shared &sh,
-                                                 int stage, int32_t tile)
+static __device__ __forceinline__ void transpose_tile(const prefill_args &a, typename I::shared &sh,
+                                                      int stage, int32_t tile)
 {
     if (!by_dims<I>(a, true)) return;
     uint32_t to = shared_address(sh.kv[stage]);
     __syncwarp();
-    turn_side<I, I::V_ROW>(a, sh, to + I::K_BYTES, tile * I::KEYS, true,
-                           I::FIXED ? I::DV : a.layer.v_dims - sh.work.first_value);
+    transpose_side<I, I::V_ROW>(a, sh, to + I::K_BYTES, tile * I::KEYS, true,
+                                I::FIXED ? I::DV : a.layer.v_dims - sh.work.first_value);
     if (by_dims<I>(a, false))
-        turn_side<I, I::K_ROW>(a, sh, to, tile * I::KEYS, false, I::FIXED ? I::DK : a.layer.k_dims);
+        transpose_side<I, I::K_ROW>(a, sh, to, tile * I::KEYS, false,
+                                    I::FIXED ? I::DK : a.layer.k_dims);
 }
 
 /* The lane's scale; 0 where there is no key. */

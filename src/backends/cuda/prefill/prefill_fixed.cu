@@ -2,8 +2,8 @@
 #include "backends/cuda/prefill/prefill_launch.h"
 #include "core/dtype.h"
 
-static bool takes(const folioi_cuda_line *line, const folioi_cuda_layer *l,
-                  const folioi_cuda_sm *sm, int32_t rows)
+static bool matches(const folioi_cuda_line *line, const folioi_cuda_layer *l,
+                    const folioi_cuda_sm *sm, int32_t rows)
 {
     (void)sm, (void)rows;
     return l->dtype == line->dtype && (!l->cached || dtype_is_16_bit(l->kv_dtype)) &&
@@ -26,7 +26,7 @@ using instance = prefill_instance<typename prefill_type<TYPE>::T, DK, DV, WARPS,
 
 const folioi_prefill_line folioi_prefill_fixed[] = {
 #define LINE(xpacked, name, type, dk, dv, ...)                                                     \
-    {{"prefill_" name "_d" #dk, type, type, dk, dv, false, takes},                                 \
+    {{"prefill_" name "_d" #dk, type, type, dk, dv, false, matches},                               \
      instance<xpacked, false, type, dk, dv, __VA_ARGS__>::ROWS,                                    \
      dv,                                                                                           \
      instance<xpacked, false, type, dk, dv, __VA_ARGS__>::BLOCKS,                                  \

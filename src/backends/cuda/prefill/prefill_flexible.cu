@@ -1,8 +1,8 @@
 /* prefill_flexible.cu: the lines FLEXIBLE of prefill_instances.def: all that a layer may have. */
 #include "backends/cuda/prefill/prefill_launch.h"
 
-static bool takes(const folioi_cuda_line *line, const folioi_cuda_layer *l,
-                  const folioi_cuda_sm *sm, int32_t rows)
+static bool matches(const folioi_cuda_line *line, const folioi_cuda_layer *l,
+                    const folioi_cuda_sm *sm, int32_t rows)
 {
     (void)sm, (void)rows;
     /* large V is computed in parts, each from all of q: out in place of q would end it with the first */
@@ -18,7 +18,7 @@ using instance =
 
 const folioi_prefill_line folioi_prefill_flexible[] = {
 #define FLEXIBLE(name, type, dk, dv, ...)                                                          \
-    {{"prefill_any_" #name "_d" #dk, type, (folio_dtype)0, dk, dk, true, takes},                   \
+    {{"prefill_any_" #name "_d" #dk, type, (folio_dtype)0, dk, dk, true, matches},                 \
      instance<type, dk, dv, __VA_ARGS__>::ROWS,                                                    \
      dv,                                                                                           \
      instance<type, dk, dv, __VA_ARGS__>::BLOCKS,                                                  \

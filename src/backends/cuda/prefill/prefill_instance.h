@@ -137,7 +137,8 @@ struct prefill_instance {
     static_assert(DV <= DK, "the head size of V is at most K's");
     static_assert(KEYS <= 64 && SHARE * 2 <= 32, "a tile has at most 64 keys, a warp fetches 16");
     static_assert(M_TILES <= 2, "a warp has at most two row tiles");
-    static_assert((FIXED && !XPACKED) || (SHARE % 8 == 0 && !SPLIT), "units of 8 keys are turned");
+    static_assert((FIXED && !XPACKED) || (SHARE % 8 == 0 && !SPLIT),
+                  "units of 8 keys are transposed");
 };
 
 /* The first keys of a key tile, for edges. */
@@ -196,8 +197,8 @@ static __device__ __forceinline__ int32_t row_of(const at_hand &h, typename I::s
 /* Where a 16-byte chunk of a row is; 8 rows' chunks are in 8 different places of 128 bytes. */
 template <int ROW_BYTES> static __device__ __forceinline__ uint32_t chunk_at(int row, int chunk)
 {
-    int turn = ROW_BYTES == 64 ? row >> 1 & 3 : row & 7;
-    return (uint32_t)(row * ROW_BYTES + ((chunk ^ turn) << 4));
+    int swizzle = ROW_BYTES == 64 ? row >> 1 & 3 : row & 7;
+    return (uint32_t)(row * ROW_BYTES + ((chunk ^ swizzle) << 4));
 }
 
 /* Another chunk of the row in which a lane's ldmatrix reads, `at` being that of chunk 0 in a row of whole 128 bytes, or 64. */

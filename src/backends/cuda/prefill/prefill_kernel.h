@@ -187,7 +187,7 @@ static __device__ __forceinline__ void attend_staged(prefill_state<I::DV, M> &st
     for (; tile * I::KEYS < w.end; tile = tile_of<I>({tile, row0}, sh) + 1) {
         if (!I::ONCE) sh.tile[fresh_thread()] = tile;
         cp_async_wait<0>();
-        if (is_direct) turn_tile<I>(a, sh, tile % 2, tile);
+        if (is_direct) transpose_tile<I>(a, sh, tile % 2, tile);
         __syncthreads();
         if (!is_direct) widen_tile<I>(a, w, sh, mine);
         if ((tile + 1) * I::KEYS < w.end) {
@@ -467,8 +467,9 @@ template <class I> static __device__ __forceinline__ int first_row(typename I::s
 {
     int warp = fresh_warp();
     int32_t number = I::ONCE ? (int32_t)blockIdx.x : sh.number;
-    bool is_turned = I::WARPS > 4 ? warp / 4 % 2 : __popc(number) % 2;
-    return (is_turned ? (I::WARPS > 4 ? warp / 4 * 4 + 3 - warp % 4 : I::WARPS - 1 - warp) : warp) *
+    bool is_reversed = I::WARPS > 4 ? warp / 4 % 2 : __popc(number) % 2;
+    return (is_reversed ? (I::WARPS > 4 ? warp / 4 * 4 + 3 - warp % 4 : I::WARPS - 1 - warp)
+                        : warp) *
            I::WARP_ROWS;
 }
 

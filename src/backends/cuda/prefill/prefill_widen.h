@@ -9,7 +9,7 @@
 #include "backends/cuda/prefill/prefill_copy.h"
 #include "backends/cuda/prefill/prefill_fetch.h"
 #include "backends/cuda/prefill/prefill_instance.h"
-#include "backends/cuda/turn.h"
+#include "backends/cuda/transpose.h"
 #include "backends/cuda/warp.h"
 #include "core/dtype.h"
 
@@ -95,12 +95,12 @@ static __device__ __forceinline__ void fetch_byte_units(const prefill_args &a,
 }
 
 /* What came by dims, in rows; those of no key that is read stay unused. */
-template <class I, int D> static __device__ __forceinline__ void turn_bytes(uint32_t raw)
+template <class I, int D> static __device__ __forceinline__ void transpose_bytes(uint32_t raw)
 {
     auto place = [=](int row, int chunk) { return raw + row * D + chunk * 16; };
 #pragma unroll 1
     for (int group = 0; group < I::SHARE / 8; group++)
-        turn_units<1>(place, group, D / 16, D, 0, I::SHARE);
+        transpose_units<1>(place, group, D / 16, D, 0, I::SHARE);
 }
 
 template <class I>
@@ -181,8 +181,8 @@ static __device__ __forceinline__ void widen_tile(const prefill_args &a, const p
         mine.scale = 1.0f;
     }
     uint32_t to = shared_address(sh.kv[0]), raw = raw_keys<I>(sh);
-    if (by_dims<I>(a, false)) turn_bytes<I, I::DK>(raw);
-    if (by_dims<I>(a, true)) turn_bytes<I, I::DV>(raw + I::SHARE * I::DK);
+    if (by_dims<I>(a, false)) transpose_bytes<I, I::DK>(raw);
+    if (by_dims<I>(a, true)) transpose_bytes<I, I::DV>(raw + I::SHARE * I::DK);
     __syncwarp();
     widen_rows<typename I::T, I::SHARE, I::DK>(a, to, row0, raw, mine, 0, a.layer.k_dims);
     widen_rows<typename I::T, I::SHARE, I::DV>(a, to + I::K_BYTES, row0, raw + I::SHARE * I::DK,

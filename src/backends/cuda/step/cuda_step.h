@@ -36,12 +36,12 @@ typedef struct folioi_cuda_step {
 } folioi_cuda_step;
 
 /** How rows of q and k rotate. */
-typedef struct folioi_cuda_turns {
+typedef struct folioi_cuda_rotations {
     folioi_rotation rotation; /* its table is in device memory, or NULL: they stay */
     const int64_t *positions; /* [rows]; NULL: by the step                         */
     const folioi_cuda_counts *counts;
     const folioi_cuda_seq *seqs;
-} folioi_cuda_turns;
+} folioi_cuda_rotations;
 
 /** Keys that query i of a sequence sees. */
 SHARED_INLINE folioi_range seq_keys(const folioi_cuda_seq *s, int64_t left, int64_t right,

@@ -27,13 +27,14 @@ static __device__ inline int32_t find_seq(const folioi_cuda_counts *counts,
 }
 
 /* By which a row of a sequence rotates: as given, or by its sequence; -1: it has none. */
-static __device__ inline int64_t position_in(const folioi_cuda_turns &t, int32_t seq, int64_t row)
+static __device__ inline int64_t position_in(const folioi_cuda_rotations &t, int32_t seq,
+                                             int64_t row)
 {
     if (t.positions != nullptr) return t.positions[row];
     return seq < 0 ? -1 : t.seqs[seq].first_query_pos + row - t.seqs[seq].query_row;
 }
 
-static __device__ inline int64_t row_position(const folioi_cuda_turns &t, int64_t row)
+static __device__ inline int64_t row_position(const folioi_cuda_rotations &t, int64_t row)
 {
     return position_in(t, t.positions != nullptr ? -1 : find_seq(t.counts, t.seqs, row), row);
 }

@@ -139,7 +139,7 @@ static __device__ __forceinline__ void merge_row(const hopper_args &a, const hop
 
 /*
  * A warp has stored its rows of a part, or one that does not wait says so for all of its block. When all parts are there, rows
- * are merged. If no warp left and each has a row to merge, they take turns, without asking for a number; else warps that are
+ * are merged. If no warp left and each has a row to merge, they take rotations, without asking for a number; else warps that are
  * there take QUADS rows after others.
  */
 template <typename T, int PARTS, int QUADS, bool WAITS>

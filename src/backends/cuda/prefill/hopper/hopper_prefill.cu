@@ -240,8 +240,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 /* Strides of out below this: places of a tile's rows, in units of 16 bytes, fit 32 bits. */
 constexpr uint64_t MAX_STRIDE = 1 << 27;
 
-static bool takes(const folioi_cuda_line *line, const folioi_cuda_layer *l,
-                  const folioi_cuda_sm *sm, int32_t rows)
+static bool matches(const folioi_cuda_line *line, const folioi_cuda_layer *l,
+                    const folioi_cuda_sm *sm, int32_t rows)
 {
     (void)rows;
     bool has_options =
@@ -334,7 +334,7 @@ using number = typename std::conditional<TYPE == FOLIO_F16, __half, __nv_bfloat1
 
 const folioi_prefill_line folioi_prefill_hopper[] = {
 #define X(name, type)                                                                              \
-    {{"prefill_hopper_" #name "_d128", type, type, DIMS, DIMS, false, takes},                      \
+    {{"prefill_hopper_" #name "_d128", type, type, DIMS, DIMS, false, matches},                    \
      ROWS,                                                                                         \
      DIMS,                                                                                         \
      1,                                                                                            \

@@ -57,7 +57,7 @@ template <typename T> static __device__ __forceinline__ uint32_t add_odd(uint32_
 }
 
 /* Each lane of four has a word of each of four units of a row, and gets all of one: 16 bytes. */
-static __device__ __forceinline__ uint4 turn_words(const uint32_t *v)
+static __device__ __forceinline__ uint4 transpose_words(const uint32_t *v)
 {
     bool low = threadIdx.x & 1, high = threadIdx.x & 2;
     uint32_t x = __shfl_xor_sync(ALL_LANES, low ? v[0] : v[1], 1);
@@ -107,8 +107,8 @@ static __device__ __forceinline__ uint32_t store_rows(const hopper_args &a, cons
                 odd[k % 2] = add_odd<T>(odd[k % 2], v[k]);
             }
             if (HOLDS) continue;
-            uint4 turned = turn_words(v + j);
-            if (is_there) __stcs(out + j, turned);
+            uint4 transposed = transpose_words(v + j);
+            if (is_there) __stcs(out + j, transposed);
         }
         bool is_bad = e.is_lost[i] || ((odd[0] | odd[1]) & 0x7fff7fff) != 0;
         is_odd |= (uint32_t)(is_there && is_bad) << i;
@@ -116,8 +116,8 @@ static __device__ __forceinline__ uint32_t store_rows(const hopper_args &a, cons
         uint32_t bad_lanes = __ballot_sync(ALL_LANES, is_bad) >> (lane & ~3) & 15;
 #pragma unroll
         for (int j = 0; j < 16; j += 4) {
-            uint4 turned = turn_words(v + j);
-            if (is_there && bad_lanes == 0) __stcs(out + j, turned);
+            uint4 transposed = transpose_words(v + j);
+            if (is_there && bad_lanes == 0) __stcs(out + j, transposed);
         }
     }
     if (l.lse != NULL && lane % 4 == 0) {

@@ -1,12 +1,12 @@
 /*
- * turn.h: V of x-packed caches, and K of those with x = 1, lie by dims: 8 tokens of a dim are a unit of 8 or 16 bytes. Kernels
- * that compute with rows of tokens copy units to shared memory and turn them there. The units of 8 tokens and of the dims in
- * 16 bytes lie where these tokens' numbers of these dims will lie, so each such matrix is turned in place, in few registers.
+ * transpose.h: V of x-packed caches, and K of those with x = 1, lie by dims: 8 tokens of a dim are a unit of 8 or 16 bytes. Kernels
+ * that compute with rows of tokens copy units to shared memory and transpose them there. The units of 8 tokens and of the dims in
+ * 16 bytes lie where these tokens' numbers of these dims will lie, so each such matrix is transposed in place, in few registers.
  *
  * place(row, chunk): where 16 bytes of a token's row are in shared memory. A warp has GROUPS of 8 tokens.
  */
-#ifndef FOLIOI_CUDA_TURN_H
-#define FOLIOI_CUDA_TURN_H
+#ifndef FOLIOI_CUDA_TRANSPOSE_H
+#define FOLIOI_CUDA_TRANSPOSE_H
 
 #include "backends/cuda/instructions.h"
 #include "backends/cuda/warp.h"
@@ -28,7 +28,7 @@ static __device__ __forceinline__ void copy_units(PLACE place, uint64_t from, in
 }
 
 /*
- * Four matrices of bytes, turned as if two tokens of a dim were a number: lanes with l / 4 < 4 have even dims of two tokens, the
+ * Four matrices of bytes, transposed as if two tokens of a dim were a number: lanes with l / 4 < 4 have even dims of two tokens, the
  * others odd ones. The former get four dims of the first token, the latter of the second.
  */
 static __device__ __forceinline__ uint32_t part_bytes(uint32_t x)
@@ -38,12 +38,12 @@ static __device__ __forceinline__ uint32_t part_bytes(uint32_t x)
 }
 
 /*
- * Turn a group's units, `chunks` of 16 bytes of each row. Numbers of tokens outside of [low, high), and from dim `dims` on,
+ * Transpose a group's units, `chunks` of 16 bytes of each row. Numbers of tokens outside of [low, high), and from dim `dims` on,
  * become zeros. All lanes' copies have to be there; the caller sees to it, and to a barrier behind.
  */
 template <int BYTES, typename PLACE>
-static __device__ __forceinline__ void turn_units(PLACE place, int group, int chunks, int dims,
-                                                  int low, int high)
+static __device__ __forceinline__ void transpose_units(PLACE place, int group, int chunks, int dims,
+                                                       int low, int high)
 {
     int lane = threadIdx.x & 31, g = lane / 4, t = lane & 3;
     int token = 8 * group + (BYTES == 2 ? g : g % 4 * 2 + g / 4);
