@@ -1,7 +1,9 @@
-/* attention.c: checks the description of a layer and fills in defaults. */
+/* attention.c: layer geometries: their description checked and completed, created and destroyed. */
 #include "plan/attention.h"
 
+#include "core/context.h"
 #include "core/dtype.h"
+#include "plan/judge.h"
 
 #include <math.h>
 
@@ -51,4 +53,35 @@ folio_status folioi_attention_resolve(const folio_attention_desc *desc, folio_at
     if (out->window_right > MAX_WINDOW) out->window_right = MAX_WINDOW;
     if (out->scale == 0.0f) out->scale = (float)(1.0 / sqrt((double)out->k_head_size));
     return FOLIO_OK;
+}
+
+folio_status folio_attention_create(folio_context *ctx, const folio_attention_desc *desc,
+                                    folio_attention **out)
+{
+    REQUIRE(out != NULL, "folio_attention_create: out is NULL");
+    *out = NULL;
+    REQUIRE(ctx != NULL, "folio_attention_create: ctx is NULL");
+    folio_attention_desc d;
+    TRY(folioi_attention_resolve(desc, &d));
+    char text[512] = "";
+    folioi_reasons reasons = {.text = text, .size = sizeof text};
+    folioi_backend_judge(ctx->backend, &(folioi_request){&d, 0, NULL}, &reasons);
+    if (reasons.count > 0) FAIL(FOLIO_ERR_UNSUPPORTED, "%s", text);
+    void *memory;
+    TRY(folioi_alloc(&ctx->allocator, sizeof(folio_attention), "an attention", &memory));
+    folio_attention *attention = memory;
+    refs_init(&attention->refs);
+    refs_retain(&ctx->refs);
+    attention->ctx = ctx;
+    attention->desc = d;
+    *out = attention;
+    return FOLIO_OK;
+}
+
+void folio_attention_destroy(folio_attention *attention)
+{
+    if (attention == NULL || !refs_release(&attention->refs)) return;
+    folio_context *ctx = attention->ctx;
+    folioi_free(&ctx->allocator, attention, sizeof *attention);
+    folio_context_destroy(ctx);
 }

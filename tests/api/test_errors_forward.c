@@ -2,7 +2,7 @@
  * test_errors_forward.c: bad input to a forward, and a plan whose batch has changed. errors_rig.h says
  * what every case checks.
  */
-#include "api/plan.h"
+#include "plan/plan.h"
 
 #include "api/errors_rig.h"
 

@@ -2,8 +2,8 @@
  * test_plan_update.c: an update that fails leaves the plan as it was; who may be in a plan's own workspace; block
  * size and counts taken from caches. A device that refuses and streams come from fake_device.h.
  */
-#include "api/plan.h"
 #include "fake_device.h"
+#include "plan/plan.h"
 #include "support.h"
 
 #include <pthread.h>

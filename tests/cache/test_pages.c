@@ -77,10 +77,10 @@ TEST(pages, other_caches_keep_rows)
         CHECK_MSG(strcmp(folioi_layout_id(&f), cases[i].id) == 0, "case %d: %s", i,
                   folioi_layout_id(&f));
         bool paged = strcmp(cases[i].id, "device-pages") == 0;
-        CHECK_INT(f.k_at.turn, paged ? 8 : 0);
+        CHECK_INT(f.k_at.swizzle, paged ? 8 : 0);
         CHECK(address_has_rows(&f.k_at) == !paged);
         CHECK_OK(folioi_kv_format_init(&c, false, &f));
-        CHECK_INT(f.k_at.turn, 0);
+        CHECK_INT(f.k_at.swizzle, 0);
         CHECK(strncmp(folioi_layout_id(&f), "host-", 5) == 0);
     }
 }

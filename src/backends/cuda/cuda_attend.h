@@ -173,8 +173,8 @@ typedef struct folioi_cuda_line {
 
 /** A plan's limits for one attention as one type; equal ones share their lists. Compared as bytes. */
 typedef struct folioi_cuda_limits {
-    folioi_cuda_layer
-        like; /* a layer as the plan knows it: aligned, and with no option on scores */
+    /* a layer as the plan knows it: aligned, and with no option on scores */
+    folioi_cuda_layer prototype;
     int64_t max_query_tokens, max_seqs, max_query_len, max_seq_len;
     folioi_cuda_sm sm;
     int32_t batch_invariant;       /* cut keys at fixed positions */

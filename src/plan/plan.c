@@ -2,7 +2,7 @@
  * plan.c: creates plans and updates them with every step. Within limits an update allocates nothing; a plan without limits
  * gets a larger room when a step needs it.
  */
-#include "api/plan.h"
+#include "plan/plan.h"
 
 #include "cache/kv_cache.h"
 #include "core/tensor.h"

@@ -1,4 +1,4 @@
-/* rotary.c: rows rotated one number at a time: the portable form; and whether rows fit a rotary. */
+/* rotate.c: rows rotated one number at a time: the portable form; and whether rows fit a rotary. */
 #include "core/rotary.h"
 
 void folioi_rotate_row(void *to, const void *from, folio_dtype dtype, int32_t dims,

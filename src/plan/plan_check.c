@@ -2,7 +2,7 @@
  * plan_check.c: checks a batch against a plan's limits: capacities, block tables, slots. Two new tokens in one
  * slot are an error only in a forward that writes k and v.
  */
-#include "api/plan.h"
+#include "plan/plan.h"
 #include "plan/row_ranges.h"
 
 static folio_status check_capacities(const folio_plan_desc *d, const folio_batch *b)

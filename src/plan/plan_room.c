@@ -2,7 +2,7 @@
  * plan_room.c: what a plan's limits decide: the backend's state, the slot check and the workspace. A plan without limits
  * makes a larger room beside the one it has when a step needs it.
  */
-#include "api/plan.h"
+#include "plan/plan.h"
 
 /* Growth is rare: what is too small becomes at least half as large again. */
 static bool grow(int64_t *limit, int64_t need)

@@ -1,10 +1,10 @@
 /* forward.c: checks one layer's call against the plan, then calls the backend. Nothing is written before
  * every check has passed. */
-#include "api/plan.h"
 #include "cache/kv_cache.h"
 #include "core/dtype.h"
 #include "core/rotary.h"
 #include "core/tensor.h"
+#include "plan/plan.h"
 
 #include <math.h>
 

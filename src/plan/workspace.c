@@ -1,5 +1,5 @@
 /* workspace.c: a plan's own workspace: one thread, and on a device one stream, may use it at a time. */
-#include "api/plan.h"
+#include "plan/plan.h"
 
 /* The one thing that a forward changes in its plan. */
 static folioi_workspace_use *use_of(const folio_plan *plan)
