@@ -389,7 +389,7 @@ V06_TEST_OF("xformers", out_of_memory)
     while (status == FOLIO_ERR_MEMORY && tries < 500) {
         support_counter counter = {.fail_at = ++tries};
         const folio_allocator allocator = support_allocator(&counter);
-        objects o = {NULL};
+        objects o = {.state = NULL};
         status = use(r, &o, &allocator, &a);
         CHECK((status == FOLIO_OK) == (counter.calls < tries));
         folio_vllm06_metadata *made[] = {o.built, o.first, o.graph, o.mixed, o.longer};
