@@ -1002,8 +1002,9 @@ typedef struct folio_plan folio_plan;
 /**
  * max_seqs, max_query_tokens and max_seq_len are limits: give all of them, and an update allocates
  * nothing. For a plan that grows, leave all five max_* 0: an update with a larger step then makes new
- * buffers, for at least half as much again as before, and on a device waits for the stream. FOLIO_PLAN_GRAPH, FOLIO_PLAN_NO_WORKSPACE and arrays in device memory
- * need limits, and so does any graph that holds a forward.
+ * buffers, for at least half as much again as before, and on a device waits for the stream.
+ * FOLIO_PLAN_GRAPH, FOLIO_PLAN_NO_WORKSPACE and arrays in device memory need limits, and so does any
+ * graph that holds a forward.
  */
 typedef struct folio_plan_desc {
     size_t struct_size;

@@ -100,8 +100,8 @@ typedef enum folio_cache_event_kind {
 /**
  * A block that entered or left a tier of the prefix cache. The library fills it; its pointers are
  * valid during the callback only. token_ids is NULL, and num_tokens 0, in two cases: the block was
- * committed under a hash_id; or it is a frame of the store that was found at the start, replaced or
- * forgotten.
+ * committed under a hash_id; or it is a frame of the store that was found at the start, replaced,
+ * damaged or forgotten.
  */
 typedef struct folio_cache_event {
     size_t struct_size;

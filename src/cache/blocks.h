@@ -17,7 +17,7 @@
 #define NONE (-1)
 
 typedef struct folioi_block {
-    int32_t refs;       /* holders: block tables, steps, callers                            */
+    int32_t refs;       /* holders: block tables, moves, callers                            */
     int32_t hand;       /* of them, callers                                                 */
     int32_t reads;      /* queued copies that read it                                       */
     int32_t node;       /* of the prefix index; NONE                                        */

@@ -38,7 +38,7 @@ folio_status folioi_frames_init(folioi_frames *f, folio_context *ctx, folio_kv_c
     void *memory;
     TRY(ctx->backend->alloc(ctx, FOLIO_MEMORY_HOST, (size_t)f->bytes, "the host tier", &memory));
     f->memory = memory;
-    const folioi_kv_frames all = {f->memory, num_blocks + 1, f->frame_bytes};
+    const folioi_kv_frame_memory all = {f->memory, num_blocks + 1, f->frame_bytes};
     for (int32_t t = 0; t < num_tables; t++)
         if (caches[t] != NULL) TRY(folioi_kv_wrap_frames(ctx, &one[t], &all, &f->cache[t]));
     return FOLIO_OK;

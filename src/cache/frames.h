@@ -1,11 +1,11 @@
 /*
  * frames.h: the host tier's memory: frames, each with room for one block of any group.
  *
- *   frame of group g:  [layer 0: K | V | K scales | V scales][layer 1 ...]     as a frame of the store has it
+ *   frame of group g:  [layer 0: K | V | K scales | V scales][layer 1 ...]     the payload of a frame of the store
  *
  * A KV cache per group, in the native layout, is wrapped around them with the frame as its block stride,
  * so that folio_kv_cache_copy_blocks moves blocks in and out. One frame more than asked for is the
- * mover's, for what goes straight to disk. A device reaches them: they are pinned then.
+ * mover's, for what goes straight to disk or comes from it. A device reaches them: they are pinned then.
  */
 #ifndef FOLIOI_FRAMES_H
 #define FOLIOI_FRAMES_H
@@ -13,7 +13,9 @@
 #include "cache/store_file.h"
 #include "core/context.h"
 
-#define FOLIOI_MAX_FRAME_TABLES 17
+#include <folio/folio_pool.h>
+
+#define FOLIOI_MAX_FRAME_TABLES (FOLIO_MAX_LAYER_GROUPS + 1) /* and the encoder's */
 
 typedef struct folioi_frames {
     folio_context *ctx; /* NULL: none */

@@ -34,16 +34,16 @@ folio_status folioi_kv_memory_alloc(folio_context *ctx, int64_t bytes, void **ou
 void folioi_kv_memory_free(folio_context *ctx, void *memory, int64_t bytes);
 
 /** Memory in frames, each with room for one block of a cache in all its layers: kv_shared.c. */
-typedef struct folioi_kv_frames {
+typedef struct folioi_kv_frame_memory {
     char *memory;
     int64_t num, frame_bytes;
-} folioi_kv_frames;
+} folioi_kv_frame_memory;
 
 /** One block of such a cache, in the native layout. */
 folio_status folioi_kv_frame_format(const folio_kv_cache_desc *desc, bool on_device,
                                     folioi_kv_format *one);
 /** A cache around them, as many blocks as frames. */
 folio_status folioi_kv_wrap_frames(folio_context *ctx, const folioi_kv_format *one,
-                                   const folioi_kv_frames *frames, folio_kv_cache **out);
+                                   const folioi_kv_frame_memory *frames, folio_kv_cache **out);
 
 #endif

@@ -20,7 +20,7 @@ folio_status folioi_kv_frame_format(const folio_kv_cache_desc *desc, bool on_dev
 }
 
 folio_status folioi_kv_wrap_frames(folio_context *ctx, const folioi_kv_format *one,
-                                   const folioi_kv_frames *frames, folio_kv_cache **out)
+                                   const folioi_kv_frame_memory *frames, folio_kv_cache **out)
 {
     int32_t layers = one->desc.num_layers;
     folioi_array pointers = {NULL, 0};
@@ -58,7 +58,7 @@ folio_status folioi_kv_wrap_frames(folio_context *ctx, const folioi_kv_format *o
 
 /* Room for a block of cache i. */
 static folio_status add_format(folio_context *ctx, const folio_kv_cache_desc *const *descs,
-                               int32_t i, folioi_kv_format *one, folioi_kv_frames *frames)
+                               int32_t i, folioi_kv_format *one, folioi_kv_frame_memory *frames)
 {
     REQUIRE(descs[i] != NULL, "shared caches: descs[%d] is NULL", i);
     bool on_device = ctx->backend->on_device;
@@ -83,7 +83,7 @@ static folio_status add_format(folio_context *ctx, const folio_kv_cache_desc *co
 
 /* The first cache has the memory; the others keep the first one alive. */
 static folio_status make_caches(folio_context *ctx, const folioi_kv_format *one, int32_t num_caches,
-                                folioi_kv_frames *frames, folio_kv_cache **caches)
+                                folioi_kv_frame_memory *frames, folio_kv_cache **caches)
 {
     int64_t bytes = frames->num * frames->frame_bytes;
     void *memory;
@@ -116,7 +116,7 @@ folio_status folio_kv_cache_create_shared(folio_context *ctx,
     REQUIRE(ctx != NULL, "folio_kv_cache_create_shared: ctx is NULL");
     REQUIRE(descs != NULL, "shared caches: descs is NULL");
     folioi_kv_format one[MOST];
-    folioi_kv_frames frames = {NULL, 0, 0};
+    folioi_kv_frame_memory frames = {NULL, 0, 0};
     for (int32_t i = 0; i < num_caches; i++) TRY(add_format(ctx, descs, i, &one[i], &frames));
     folio_status status = make_caches(ctx, one, num_caches, &frames, caches);
     for (int32_t i = num_caches - 1; i >= 0 && status != FOLIO_OK; i--) {

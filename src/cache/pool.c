@@ -74,7 +74,7 @@ int32_t folioi_pool_take(folio_pool *pool, int tier, int32_t group)
     if (b->num_free == 0) {
         int32_t oldest = b->oldest, node = b->block[oldest].node;
         folioi_pool_unlink(pool, tier, oldest);
-        folioi_index_settle(&pool->index, node);
+        folioi_index_prune(&pool->index, node);
         b->evictions++;
     }
     return blocks_take(b, group);
@@ -104,7 +104,7 @@ int32_t folioi_pool_prepare_rest(folio_pool *pool, int32_t block)
     int32_t next = NONE, node = k->node;
     if (k->refs + k->reads > 1 || node == NONE || find_place(pool, block, &next)) return next;
     folioi_pool_unlink(pool, TIER_DEVICE, block);
-    folioi_index_settle(&pool->index, node);
+    folioi_index_prune(&pool->index, node);
     return NONE;
 }
 

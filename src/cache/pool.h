@@ -2,7 +2,7 @@
  * pool.h: a pool, and the blocks of its tiers: taken, given back, linked to the index, copied. Functions
  * expect the pool's lock to be held, unless they say otherwise.
  *
- * The files of KV memory, each on those before it (scripts/checks/includes.list):
+ * The files of the pool, each on those before it (scripts/checks/includes.list):
  *
  *   blocks.c         a tier's blocks: free, used and cached ones. Device, host and file each have theirs
  *   key_table.h      entries found by a hash
@@ -18,8 +18,8 @@
  *   pool_check.c     the invariants of a pool
  *   pool_calls.c     create and destroy, statistics, block states
  */
-#ifndef FOLIOI_KV_POOL_H
-#define FOLIOI_KV_POOL_H
+#ifndef FOLIOI_POOL_H
+#define FOLIOI_POOL_H
 
 #include "cache/blocks.h"
 #include "cache/frames.h"
@@ -32,7 +32,7 @@
 #include <pthread.h>
 
 /* Groups are numbered 0 .. num_layer_groups - 1; encoder tokens have tables of their own after them. */
-#define MAX_TABLES (FOLIO_MAX_LAYER_GROUPS + 1)
+#define MAX_TABLES FOLIOI_MAX_FRAME_TABLES
 
 typedef struct folioi_copies {
     folioi_array pairs; /* folio_block_pair [num] */

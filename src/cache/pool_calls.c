@@ -183,7 +183,7 @@ void folio_pool_destroy(folio_pool *pool)
     if (pool == NULL || !refs_release(&pool->refs)) return;
     folio_context *ctx = pool->ctx;
     folioi_mover_stop(pool);
-    (void)folioi_mover_settle(pool); /* the frames are still read and written */
+    (void)folioi_mover_wait(pool); /* the frames are still read and written */
     folio_allocator a = pool->allocator;
     folioi_store_close(pool->store);
     folioi_frames_free(&pool->frames);
@@ -285,7 +285,7 @@ folio_status folio_pool_forget(folio_pool *pool)
             int32_t node = b->block[i].node;
             if (node == NONE) continue;
             folioi_pool_unlink(pool, tier, i);
-            folioi_index_settle(&pool->index, node);
+            folioi_index_prune(&pool->index, node);
         }
     }
     for (folio_sequence *s = pool->sequences; s != NULL; s = s->next) s->stale = s->len > 0;

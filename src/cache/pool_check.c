@@ -11,8 +11,8 @@
 
 /* What the check counts by itself, per block. */
 typedef struct {
-    int32_t holders; /* tables and steps           */
-    int32_t steps;   /* of them, steps             */
+    int32_t holders; /* tables and moves           */
+    int32_t moves;   /* of them, moves             */
     int32_t reads;   /* queued copies              */
     int32_t coming;  /* of the holders, sequences whose match is still under way */
     int32_t places;  /* free stack or cached list  */
@@ -118,11 +118,11 @@ static folio_status check_holders(folio_pool *pool, tally *device, tally *host, 
     HOLDS(num == pool->num_sequences, "%lld sequences, counted %lld", (long long)num,
           (long long)pool->num_sequences);
     for (const folio_transfer *t = pool->mover.first; t != NULL; t = t->next)
-        for (int64_t i = 0; i < t->num_steps; i++) {
-            const folioi_step *step = &t->steps[i];
-            if (t->sequence == NULL && step->node != NONE) c[step->node].pins++;
-            if (step->holds_device) device[step->device].holders++, device[step->device].steps++;
-            if (step->holds_host) host[step->host].holders++, host[step->host].steps++;
+        for (int64_t i = 0; i < t->num_moves; i++) {
+            const folioi_move *move = &t->moves[i];
+            if (t->sequence == NULL && move->node != NONE) c[move->node].pins++;
+            if (move->holds_device) device[move->device].holders++, device[move->device].moves++;
+            if (move->holds_host) host[move->host].holders++, host[move->host].moves++;
         }
     for (int32_t g = 0; g < pool->num_layer_groups; g++)
         for (int64_t i = 0; i < pool->copies[g].num; i++) {
@@ -146,11 +146,11 @@ static folio_status check_order(const folio_pool *pool, int32_t node, int32_t gr
     int32_t b = index_block(&pool->index, node, TIER_DEVICE, group);
     int32_t p = index_block(&pool->index, parent, TIER_DEVICE, group);
     const folioi_block *block = &pool->device.block[b];
-    bool alone = block->hand > 0 || block->reads > 0 || count[b].coming > 0 || count[b].steps > 0;
+    bool alone = block->hand > 0 || block->reads > 0 || count[b].coming > 0 || count[b].moves > 0;
     HOLDS(p != NONE || alone, "block %d is cached and its parent is not", b);
     if (p == NONE) return FOLIO_OK;
     const folioi_block *before = &pool->device.block[p];
-    HOLDS(count[b].holders == count[b].steps + count[b].coming || block_is_held(before),
+    HOLDS(count[b].holders == count[b].moves + count[b].coming || block_is_held(before),
           "block %d is held and its parent %d is not", b, p);
     HOLDS(block_is_held(block) || block_is_held(before) || count[b].order < count[p].order,
           "cached block %d is newer than its parent %d", b, p);

@@ -72,23 +72,23 @@ static void drop_unreachable(folio_sequence *s, int64_t first)
     }
 }
 
-void folioi_prefix_settle(folio_transfer *t)
+void folioi_prefix_arrive(folio_transfer *t)
 {
     folio_pool *pool = t->pool;
     folio_sequence *s = t->sequence;
     int64_t good = s->table[0].num;
     bool encoder_lost = false;
-    for (int64_t i = 0; i < t->num_steps; i++) {
-        const folioi_step *step = &t->steps[i];
-        if (step->ok) continue;
-        if (step->table == pool->cross) encoder_lost = true;
-        else good = min_i64(good, pool->windowed ? 0 : step->index);
+    for (int64_t i = 0; i < t->num_moves; i++) {
+        const folioi_move *move = &t->moves[i];
+        if (move->ok) continue;
+        if (move->table == pool->cross) encoder_lost = true;
+        else good = min_i64(good, pool->windowed ? 0 : move->index);
     }
     /* In the order of blocks: a block enters only after the one before it. */
-    for (int64_t i = 0; i < t->num_steps; i++) {
-        const folioi_step *step = &t->steps[i];
-        if (step->node != NONE && step->index < good)
-            enter_block(s, step->table, step->index, step->node);
+    for (int64_t i = 0; i < t->num_moves; i++) {
+        const folioi_move *move = &t->moves[i];
+        if (move->node != NONE && move->index < good)
+            enter_block(s, move->table, move->index, move->node);
     }
     if (encoder_lost) folioi_sequence_drop(s, pool->cross, 0);
     if (good == s->table[0].num) return;
@@ -101,7 +101,7 @@ static int32_t load_block(folio_transfer *t, int32_t group, int64_t i, int32_t n
 {
     folio_pool *pool = t->pool;
     int32_t host = index_block(&pool->index, node, TIER_HOST, group);
-    folioi_step step = {.kind = host != NONE ? STEP_IN : STEP_LOAD,
+    folioi_move move = {.kind = host != NONE ? MOVE_IN : MOVE_LOAD,
                         .table = group,
                         .index = i,
                         .device = folioi_pool_take(pool, TIER_DEVICE, group),
@@ -110,26 +110,26 @@ static int32_t load_block(folio_transfer *t, int32_t group, int64_t i, int32_t n
                         .holds_host = host != NONE,
                         .ok = host != NONE};
     if (host != NONE) blocks_retain(&pool->host, host);
-    else step.id = node_id(&pool->index, node, group);
-    folioi_transfer_add(t, step);
-    return step.device;
+    else move.id = node_id(&pool->index, node, group);
+    folioi_transfer_add(t, move);
+    return move.device;
 }
 
 static void finish_match(folio_transfer *t)
 {
     folio_pool *pool = t->pool;
     folio_sequence *s = t->sequence;
-    for (int64_t i = t->num_steps - 1; i >= 0; i--) {
-        const folioi_step *step = &t->steps[i];
-        if (step->holds_host) blocks_release(&pool->host, step->host);
-        pool->blocks_in += t->status == FOLIO_OK && step->ok;
-        if (step->kind == STEP_LOAD) folioi_store_touch(pool->store, &step->id);
+    for (int64_t i = t->num_moves - 1; i >= 0; i--) {
+        const folioi_move *move = &t->moves[i];
+        if (move->holds_host) blocks_release(&pool->host, move->host);
+        pool->blocks_in += t->status == FOLIO_OK && move->ok;
+        if (move->kind == MOVE_LOAD) folioi_store_touch(pool->store, &move->id);
     }
     int64_t wished = s->indexed * pool->block_size;
     s->len = s->committed = wished;
     s->state = FOLIO_SEQUENCE_RESIDENT;
     if (t->status == FOLIO_OK) {
-        folioi_prefix_settle(t);
+        folioi_prefix_arrive(t);
     } else {
         drop_unreachable(s, 0);
         folioi_sequence_cut(s, 0);

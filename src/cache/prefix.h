@@ -9,6 +9,6 @@ folio_status folioi_prefix_match(folio_sequence *s, const folio_tokens *tokens,
                                  folio_transfer **transfer);
 
 /** After a transfer in: what came back enters the index; a block that did not come ends the sequence before it. */
-void folioi_prefix_settle(folio_transfer *t);
+void folioi_prefix_arrive(folio_transfer *t);
 
 #endif

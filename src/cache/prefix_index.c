@@ -131,7 +131,7 @@ int32_t folioi_index_add(folioi_index *x, folioi_key key, int32_t parent, uint64
     return node;
 }
 
-void folioi_index_settle(folioi_index *x, int32_t node)
+void folioi_index_prune(folioi_index *x, int32_t node)
 {
     while (node != NONE) {
         folioi_node *n = index_node(x, node);

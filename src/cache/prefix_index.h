@@ -125,7 +125,7 @@ int32_t folioi_index_add(folioi_index *x, folioi_key key, int32_t parent, uint64
                          folioi_block_ids ids);
 
 /** Take a node away if nothing needs it any more, then its parent ... */
-void folioi_index_settle(folioi_index *x, int32_t node);
+void folioi_index_prune(folioi_index *x, int32_t node);
 
 static inline void index_pin(folioi_index *x, int32_t node)
 {
@@ -136,7 +136,7 @@ static inline void index_unpin(folioi_index *x, int32_t node)
 {
     if (node == NONE) return;
     index_node(x, node)->pins--;
-    folioi_index_settle(x, node);
+    folioi_index_prune(x, node);
 }
 
 static inline void index_set_link(folioi_index *x, int32_t node, int tier, int32_t group,

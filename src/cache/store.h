@@ -9,7 +9,7 @@
  * writes the payload, then the header, so that a killed process leaves whole frames and free ones
  * (nothing is synced: after a power failure frames may be torn or missing, never wrong). The index
  * is in memory, rebuilt on open from the headers. What does not verify is a miss with a counted
- * warning. Thread-safe; nothing is held while a file is read or written but the frame itself.
+ * warning. Thread-safe; frames are read and written without the store's lock.
  */
 #ifndef FOLIOI_STORE_H
 #define FOLIOI_STORE_H
@@ -20,7 +20,10 @@ typedef struct folioi_store_stats {
     int64_t num_frames, used, evictions, writes, reads, warnings, errors;
 } folioi_store_stats;
 
-/** A frame that was replaced to make room; called without any lock held, before put returns. */
+/**
+ * A CACHED frame that left the table: replaced by a put, or dropped by a get. They call it without any lock
+ * held, before they return; folioi_store_each calls it under the store's lock.
+ */
 typedef void (*folioi_replaced_fn)(void *user, const folioi_frame_id *id); /* ids NULL */
 
 typedef struct folioi_store folioi_store;
@@ -43,8 +46,8 @@ uint64_t folioi_store_hash_key(const folioi_store *store);
 folioi_key folioi_store_secret(const folioi_store *store);
 
 /**
- * Write a frame: the same (key, group, kind) again is replaced in its place only after the new one
- * is whole (or skipped as equal for CACHED). Takes a free frame, else the least recently used
+ * Write a frame. The same (key, group, kind) again goes to another frame, and the old one goes when it
+ * is whole; an equal CACHED one is skipped. Takes a free frame, else the least recently used
  * CACHED one. ERR_FULL: every frame is a sequence's, or busy, or the old one of this name. ERR_IO:
  * the write failed (disk full, say): counted, the frame is free again, what it held before is gone.
  * ERR_ARGUMENT, ERR_MEMORY: nothing changed.
@@ -54,14 +57,14 @@ folio_status folioi_store_put(folioi_store *store, const folioi_frame_id *id, co
 
 /**
  * Read a frame into payload (exactly `bytes`). *found false: not there, or it does not verify
- * (counted as a warning, and dropped), or its parent, salt, length or ids differ (not dropped), or
+ * (counted as a warning, and dropped), or its parent, salt, digest, length or ids differ (not dropped), or
  * the read failed (counted as an error, and dropped). payload then holds anything. A hit becomes
  * the most recently used. ERR_MEMORY is the only failure.
  */
 folio_status folioi_store_get(folioi_store *store, const folioi_frame_id *id, void *payload,
                               int64_t bytes, bool *found);
 
-/** Is there a frame of this key, group, kind, parent and salt? Its ids are compared by get. */
+/** Is there a frame of this key, group, kind, parent, salt and digest? Its ids are compared by get. */
 bool folioi_store_has(folioi_store *store, const folioi_frame_id *id);
 
 /** Forget the frame of this key, group and kind, if it is there. On disk a SEQUENCE stays until its

@@ -1,12 +1,12 @@
 /*
- * swap.c: sequences and cached blocks between tiers: which steps a transfer takes, and what is in force
+ * swap.c: sequences and cached blocks between tiers: which moves a transfer makes, and what is in force
  * when it has ended. While it runs, nothing it moves can be given to anybody else.
  *
  *   sequence out   device blocks are the sequence's until the end; then its tables name host blocks
  *                  (host tier) or hold a mark where a frame is (disk)
  *   sequence down  from host memory to disk
  *   sequence in    the reverse; blocks that the index still has on the device are taken from there
- *   match          as in, for blocks of the index that are in host memory or on disk
+ *   match          as in, for blocks of the index that are in host memory or on disk (prefix.c)
  *   cached out     unheld blocks of the index
  */
 #include "cache/prefix.h"
@@ -49,7 +49,7 @@ static int32_t take_host(folio_transfer *t, int32_t table)
         int32_t group = h->block[h->oldest].group;
         folioi_frame_id id = node_id(&pool->index, h->block[h->oldest].node, group);
         if (!folioi_store_has(pool->store, &id))
-            folioi_transfer_add(t, (folioi_step){.kind = STEP_SPILL,
+            folioi_transfer_add(t, (folioi_move){.kind = MOVE_SPILL,
                                                  .table = group,
                                                  .index = -1,
                                                  .device = NONE,
@@ -122,29 +122,29 @@ static folio_status room_below(folio_sequence *s, folio_tier tier, int64_t *num_
 }
 
 /* A block of a sequence goes to host memory, where it may be already. */
-static void plan_host(folio_transfer *t, folioi_step step)
+static void plan_host(folio_transfer *t, folioi_move move)
 {
     folio_pool *pool = t->pool;
-    step.holds_host = true;
-    if (step.host != NONE) {
-        step.kind = STEP_KEEP;
-        blocks_retain(&pool->host, step.host);
+    move.holds_host = true;
+    if (move.host != NONE) {
+        move.kind = MOVE_KEEP;
+        blocks_retain(&pool->host, move.host);
     } else {
-        step.kind = STEP_OUT;
-        step.host = take_host(t, step.table);
+        move.kind = MOVE_OUT;
+        move.host = take_host(t, move.table);
     }
-    folioi_transfer_add(t, step);
+    folioi_transfer_add(t, move);
 }
 
 /* A block of a sequence goes to disk, from where it is. */
-static void plan_disk(const folio_sequence *s, folio_transfer *t, folioi_step step)
+static void plan_disk(const folio_sequence *s, folio_transfer *t, folioi_move move)
 {
     bool host = s->held == FOLIO_TIER_HOST;
-    step.kind = host ? STEP_SINK : STEP_STORE;
-    if (host) step.host = step.device, step.device = NONE;
-    step.unused = unused_slots(s, step.table, step.index);
-    step.id = folioi_sequence_frame(s, step.table, step.index);
-    folioi_transfer_add(t, step);
+    move.kind = host ? MOVE_SINK : MOVE_STORE;
+    if (host) move.host = move.device, move.device = NONE;
+    move.unused = unused_slots(s, move.table, move.index);
+    move.id = folioi_sequence_frame(s, move.table, move.index);
+    folioi_transfer_add(t, move);
 }
 
 static void plan_out(const folio_sequence *s, folio_tier tier, folio_transfer *t)
@@ -156,15 +156,15 @@ static void plan_out(const folio_sequence *s, folio_tier tier, folio_transfer *t
         for (int32_t k = 0; k <= pool->cross; k++)
             for (int64_t i = s->table[k].released; i < s->table[k].num; i++) {
                 int32_t node = listed_node(s, k, i);
-                folioi_step step = {.table = k,
+                folioi_move move = {.table = k,
                                     .index = i,
                                     .device = table_blocks(&s->table[k])[i],
                                     .host = NONE,
                                     .node = node};
-                if (to_host) step.host = index_block(&pool->index, node, TIER_HOST, k);
-                if ((step.host != NONE) != (pass == 0)) continue;
-                if (to_host) plan_host(t, step);
-                else plan_disk(s, t, step);
+                if (to_host) move.host = index_block(&pool->index, node, TIER_HOST, k);
+                if ((move.host != NONE) != (pass == 0)) continue;
+                if (to_host) plan_host(t, move);
+                else plan_disk(s, t, move);
             }
 }
 
@@ -174,22 +174,22 @@ static void finish_out(folio_transfer *t)
     folio_sequence *s = t->sequence;
     bool failed = t->status != FOLIO_OK;
     if (!failed) folioi_sequence_vacate(s);
-    for (int64_t i = t->num_steps - 1; i >= 0; i--) {
-        folioi_step *step = &t->steps[i];
-        if (step->kind == STEP_SPILL) continue;
-        bool to_disk = step->kind == STEP_STORE || step->kind == STEP_SINK;
-        if (to_disk && !step->tried) folioi_store_unpromise(pool->store, 1);
+    for (int64_t i = t->num_moves - 1; i >= 0; i--) {
+        folioi_move *move = &t->moves[i];
+        if (move->kind == MOVE_SPILL) continue;
+        bool to_disk = move->kind == MOVE_STORE || move->kind == MOVE_SINK;
+        if (to_disk && !move->tried) folioi_store_unpromise(pool->store, 1);
         if (failed) {
-            if (step->holds_host) blocks_release(&pool->host, step->host);
-            if (to_disk && step->ok) folioi_store_drop(pool->store, &step->id);
+            if (move->holds_host) blocks_release(&pool->host, move->host);
+            if (to_disk && move->ok) folioi_store_drop(pool->store, &move->id);
             continue;
         }
-        /* the step's reference is the sequence's from here on */
-        table_blocks(&s->table[step->table])[step->index] = to_disk ? ON_DISK : step->host;
-        if (step->kind == STEP_OUT && step->node != NONE &&
-            index_block(&pool->index, step->node, TIER_HOST, step->table) == NONE)
-            folioi_pool_link(pool, TIER_HOST, step->node, step->table, step->host);
-        pool->blocks_out += step->kind == STEP_OUT;
+        /* the move's reference is the sequence's from here on */
+        table_blocks(&s->table[move->table])[move->index] = to_disk ? ON_DISK : move->host;
+        if (move->kind == MOVE_OUT && move->node != NONE &&
+            index_block(&pool->index, move->node, TIER_HOST, move->table) == NONE)
+            folioi_pool_link(pool, TIER_HOST, move->node, move->table, move->host);
+        pool->blocks_out += move->kind == MOVE_OUT;
     }
     if (failed) s->tier = s->held;
     else s->held = s->tier;
@@ -248,7 +248,7 @@ static void plan_in(folio_sequence *s, folio_transfer *t)
                 int32_t node = listed_node(s, k, i);
                 int32_t device = index_block(&pool->index, node, TIER_DEVICE, k);
                 bool disk = s->held == FOLIO_TIER_DISK;
-                folioi_step step = {.table = k,
+                folioi_move move = {.table = k,
                                     .index = i,
                                     .node = node,
                                     .host = disk ? NONE : table_blocks(&s->table[k])[i],
@@ -257,14 +257,14 @@ static void plan_in(folio_sequence *s, folio_transfer *t)
                                     .ok = true};
                 if ((device != NONE) != (pass == 0)) continue;
                 if (pass == 0) {
-                    step.kind = STEP_KEEP;
+                    move.kind = MOVE_KEEP;
                     blocks_retain(&pool->device, device);
                 } else {
-                    step.kind = disk ? STEP_LOAD : STEP_IN;
-                    step.device = folioi_pool_take(pool, TIER_DEVICE, k);
-                    if (disk) step.id = folioi_sequence_frame(s, k, i);
+                    move.kind = disk ? MOVE_LOAD : MOVE_IN;
+                    move.device = folioi_pool_take(pool, TIER_DEVICE, k);
+                    if (disk) move.id = folioi_sequence_frame(s, k, i);
                 }
-                folioi_transfer_add(t, step);
+                folioi_transfer_add(t, move);
             }
 }
 
@@ -273,8 +273,8 @@ static void finish_in(folio_transfer *t)
     folio_pool *pool = t->pool;
     folio_sequence *s = t->sequence;
     if (t->status != FOLIO_OK) {
-        for (int64_t i = t->num_steps - 1; i >= 0; i--) {
-            int32_t block = t->steps[i].device;
+        for (int64_t i = t->num_moves - 1; i >= 0; i--) {
+            int32_t block = t->moves[i].device;
             blocks_release_before(&pool->device, block, folioi_pool_prepare_rest(pool, block));
         }
         s->tier = s->held;
@@ -282,14 +282,14 @@ static void finish_in(folio_transfer *t)
         return;
     }
     folioi_sequence_vacate(s);
-    for (int64_t i = 0; i < t->num_steps; i++) {
-        const folioi_step *step = &t->steps[i];
-        table_blocks(&s->table[step->table])[step->index] = step->device;
-        pool->blocks_in += step->kind != STEP_KEEP && step->ok;
+    for (int64_t i = 0; i < t->num_moves; i++) {
+        const folioi_move *move = &t->moves[i];
+        table_blocks(&s->table[move->table])[move->index] = move->device;
+        pool->blocks_in += move->kind != MOVE_KEEP && move->ok;
     }
     s->state = FOLIO_SEQUENCE_RESIDENT;
     s->held = FOLIO_TIER_DEVICE;
-    folioi_prefix_settle(t);
+    folioi_prefix_arrive(t);
 }
 
 static folio_status swap_in(folio_sequence *s, folio_transfer **t)
@@ -408,36 +408,36 @@ static bool plan_device_block(folio_transfer *t, folio_tier tier, int32_t block)
 {
     folio_pool *pool = t->pool;
     int32_t node = pool->device.block[block].node, group = pool->device.block[block].group;
-    folioi_step step = {.kind = STEP_KEEP,
+    folioi_move move = {.kind = MOVE_KEEP,
                         .table = group,
                         .index = -1,
                         .device = block,
                         .host = NONE,
                         .node = node,
                         .holds_device = true};
-    if (pool->store != NULL) step.id = node_id(&pool->index, node, group);
+    if (pool->store != NULL) move.id = node_id(&pool->index, node, group);
     if (tier == FOLIO_TIER_DISK) {
-        if (!folioi_store_has(pool->store, &step.id)) {
-            if (t->num_steps >= folioi_store_available(pool->store)) return false;
-            step.kind = STEP_STORE;
+        if (!folioi_store_has(pool->store, &move.id)) {
+            if (t->num_moves >= folioi_store_available(pool->store)) return false;
+            move.kind = MOVE_STORE;
         } else {
-            folioi_store_touch(pool->store, &step.id); /* the next ones do not replace it */
+            folioi_store_touch(pool->store, &move.id); /* the next ones do not replace it */
         }
     } else {
-        step.host = index_block(&pool->index, node, TIER_HOST, group);
-        step.holds_host = true;
-        if (step.host != NONE) {
-            blocks_retain(&pool->host, step.host);
+        move.host = index_block(&pool->index, node, TIER_HOST, group);
+        move.holds_host = true;
+        if (move.host != NONE) {
+            blocks_retain(&pool->host, move.host);
         } else {
             if (blocks_available(&pool->host) == 0) return false;
-            step.kind = STEP_OUT;
-            step.host = take_host(t, group);
+            move.kind = MOVE_OUT;
+            move.host = take_host(t, group);
         }
     }
     index_pin(&pool->index, node);
     blocks_retain(&pool->device, block);
     folioi_pool_unlink(pool, TIER_DEVICE, block);
-    folioi_transfer_add(t, step);
+    folioi_transfer_add(t, move);
     return true;
 }
 
@@ -445,7 +445,7 @@ static void plan_host_block(folio_transfer *t, int32_t block)
 {
     folio_pool *pool = t->pool;
     int32_t node = pool->host.block[block].node, group = pool->host.block[block].group;
-    folioi_step step = {.kind = STEP_SPILL,
+    folioi_move move = {.kind = MOVE_SPILL,
                         .table = group,
                         .index = -1,
                         .device = NONE,
@@ -453,67 +453,67 @@ static void plan_host_block(folio_transfer *t, int32_t block)
                         .node = node,
                         .holds_host = true,
                         .id = node_id(&pool->index, node, group)};
-    if (folioi_store_has(pool->store, &step.id)) step.kind = STEP_KEEP, step.ok = true;
+    if (folioi_store_has(pool->store, &move.id)) move.kind = MOVE_KEEP, move.ok = true;
     index_pin(&pool->index, node);
     blocks_retain(&pool->host, block);
-    folioi_transfer_add(t, step);
+    folioi_transfer_add(t, move);
 }
 
 /* A device block that did not go down is cached again, if it can still be reached. */
-static void take_back(folio_pool *pool, const folioi_step *step)
+static void take_back(folio_pool *pool, const folioi_move *move)
 {
-    int32_t parent = index_node(&pool->index, step->node)->parent;
-    bool reachable = pool->window[step->table] != 0 || parent == NONE ||
-                     index_block(&pool->index, parent, TIER_DEVICE, step->table) != NONE;
-    if (reachable && index_block(&pool->index, step->node, TIER_DEVICE, step->table) == NONE)
-        folioi_pool_link(pool, TIER_DEVICE, step->node, step->table, step->device);
-    blocks_release_before(&pool->device, step->device,
-                          folioi_pool_prepare_rest(pool, step->device));
+    int32_t parent = index_node(&pool->index, move->node)->parent;
+    bool reachable = pool->window[move->table] != 0 || parent == NONE ||
+                     index_block(&pool->index, parent, TIER_DEVICE, move->table) != NONE;
+    if (reachable && index_block(&pool->index, move->node, TIER_DEVICE, move->table) == NONE)
+        folioi_pool_link(pool, TIER_DEVICE, move->node, move->table, move->device);
+    blocks_release_before(&pool->device, move->device,
+                          folioi_pool_prepare_rest(pool, move->device));
 }
 
-/* Is a step's block where it was to go? A transfer that failed may have failed before or after it. */
-static bool is_below(const folio_transfer *t, const folioi_step *step)
+/* Is a move's block where it was to go? A transfer that failed may have failed before or after it. */
+static bool is_below(const folio_transfer *t, const folioi_move *move)
 {
-    return step->kind == STEP_STORE || step->kind == STEP_SPILL ? step->ok : t->status == FOLIO_OK;
+    return move->kind == MOVE_STORE || move->kind == MOVE_SPILL ? move->ok : t->status == FOLIO_OK;
 }
 
-static void finish_device_step(folio_transfer *t, const folioi_step *step)
+static void finish_device_step(folio_transfer *t, const folioi_move *move)
 {
     folio_pool *pool = t->pool;
-    bool below = is_below(t, step);
-    if (step->kind == STEP_OUT && below &&
-        index_block(&pool->index, step->node, TIER_HOST, step->table) == NONE) {
-        folioi_pool_link(pool, TIER_HOST, step->node, step->table, step->host);
+    bool below = is_below(t, move);
+    if (move->kind == MOVE_OUT && below &&
+        index_block(&pool->index, move->node, TIER_HOST, move->table) == NONE) {
+        folioi_pool_link(pool, TIER_HOST, move->node, move->table, move->host);
         pool->blocks_out++;
     }
-    if (step->holds_host) blocks_release(&pool->host, step->host);
-    if (below) blocks_release(&pool->device, step->device);
-    else take_back(pool, step);
-    index_unpin(&pool->index, step->node);
+    if (move->holds_host) blocks_release(&pool->host, move->host);
+    if (below) blocks_release(&pool->device, move->device);
+    else take_back(pool, move);
+    index_unpin(&pool->index, move->node);
 }
 
 /* A cached host block leaves, unless it is not on disk or somebody has taken it meanwhile. */
-static void finish_host_step(folio_transfer *t, const folioi_step *step)
+static void finish_host_step(folio_transfer *t, const folioi_move *move)
 {
     folio_pool *pool = t->pool;
-    const folioi_block *k = &pool->host.block[step->host];
-    if (step->ok && k->refs == 1 && k->node == step->node)
-        folioi_pool_unlink(pool, TIER_HOST, step->host);
-    blocks_release(&pool->host, step->host);
-    index_unpin(&pool->index, step->node);
+    const folioi_block *k = &pool->host.block[move->host];
+    if (move->ok && k->refs == 1 && k->node == move->node)
+        folioi_pool_unlink(pool, TIER_HOST, move->host);
+    blocks_release(&pool->host, move->host);
+    index_unpin(&pool->index, move->node);
 }
 
 static void finish_cached(folio_transfer *t)
 {
     /* What goes: leaves first, so that they stay older below. What comes back: parents first. */
-    for (int64_t i = 0; i < t->num_steps; i++) {
-        const folioi_step *step = &t->steps[i];
-        if (step->holds_device && is_below(t, step)) finish_device_step(t, step);
-        else if (!step->holds_device && step->node != NONE) finish_host_step(t, step);
+    for (int64_t i = 0; i < t->num_moves; i++) {
+        const folioi_move *move = &t->moves[i];
+        if (move->holds_device && is_below(t, move)) finish_device_step(t, move);
+        else if (!move->holds_device && move->node != NONE) finish_host_step(t, move);
     }
-    for (int64_t i = t->num_steps - 1; i >= 0; i--)
-        if (t->steps[i].holds_device && !is_below(t, &t->steps[i]))
-            finish_device_step(t, &t->steps[i]);
+    for (int64_t i = t->num_moves - 1; i >= 0; i--)
+        if (t->moves[i].holds_device && !is_below(t, &t->moves[i]))
+            finish_device_step(t, &t->moves[i]);
 }
 
 static folio_status swap_out_cached(folio_pool *pool, folio_tier tier, int64_t max_blocks,
@@ -529,7 +529,7 @@ static folio_status swap_out_cached(folio_pool *pool, folio_tier tier, int64_t m
     if (limit == 0) return FOLIO_OK;
     TRY(folioi_transfer_new(pool, limit, t));
     for (; *num_blocks < limit; ++*num_blocks) {
-        int32_t block = from->oldest; /* a step's reference takes it out of the list */
+        int32_t block = from->oldest; /* a move's reference takes it out of the list */
         if (from_host) plan_host_block(*t, block);
         else if (!plan_device_block(*t, tier, block)) break;
     }

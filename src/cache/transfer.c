@@ -1,11 +1,11 @@
-/* transfer.c: the mover thread, the steps it runs, and transfer handles. */
+/* transfer.c: the mover thread, the moves it runs, and transfer handles. */
 #include "cache/transfer.h"
 
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
-/* ------------------------------------------------------------------------------------------ steps */
+/* ------------------------------------------------------------------------------------------ moves */
 
 /* Consecutive copies of one kind and table go in one call. */
 enum { CHUNK = 256 };
@@ -18,7 +18,7 @@ static folio_status copy_frames(folio_pool *pool, const folio_kv_cache *from, fo
     return folio_kv_cache_copy_blocks(from, to, pairs, n, &run);
 }
 
-folio_status folioi_mover_settle(folio_pool *pool)
+folio_status folioi_mover_wait(folio_pool *pool)
 {
     folio_run run = pool_run(pool);
     if (!pool->mover.queued) return FOLIO_OK;
@@ -27,73 +27,73 @@ folio_status folioi_mover_settle(folio_pool *pool)
     return FOLIO_OK;
 }
 
-static folio_status run_copies(folio_pool *pool, const folioi_step *step, int64_t n)
+static folio_status run_copies(folio_pool *pool, const folioi_move *move, int64_t n)
 {
     folio_block_pair pairs[CHUNK];
-    folio_kv_cache *device = pool->cache[step->table], *host = pool->frames.cache[step->table];
-    bool out = step->kind == STEP_OUT;
+    folio_kv_cache *device = pool->cache[move->table], *host = pool->frames.cache[move->table];
+    bool out = move->kind == MOVE_OUT;
     for (int64_t i = 0; i < n; i++) {
-        pairs[i].from = out ? step[i].device : step[i].host;
-        pairs[i].to = out ? step[i].host : step[i].device;
+        pairs[i].from = out ? move[i].device : move[i].host;
+        pairs[i].to = out ? move[i].host : move[i].device;
     }
     return copy_frames(pool, out ? device : host, out ? host : device, pairs, n);
 }
 
 /* Told at once: a later frame may replace it before the transfer has ended. */
-static void frame_stored(folio_pool *pool, const folioi_step *step)
+static void frame_stored(folio_pool *pool, const folioi_move *move)
 {
     pool_lock(pool);
     pool->blocks_out++;
-    if (step->id.kind == FOLIOI_FRAME_CACHED)
-        folioi_pool_emit(pool, FOLIO_EVENT_STORED, FOLIO_TIER_DISK, &step->id, -1);
+    if (move->id.kind == FOLIOI_FRAME_CACHED)
+        folioi_pool_emit(pool, FOLIO_EVENT_STORED, FOLIO_TIER_DISK, &move->id, -1);
     pthread_mutex_unlock(&pool->lock);
 }
 
-static folio_status load_frame(folio_pool *pool, folioi_step *step)
+static folio_status load_frame(folio_pool *pool, folioi_move *move)
 {
     folioi_frames *f = &pool->frames;
-    folio_block_pair up[1] = {{f->staging, step->device}};
-    TRY(folioi_mover_settle(pool));
-    TRY(folioi_store_get(pool->store, &step->id, frames_at(f, f->staging),
-                         f->geometry[step->table].payload_bytes, &step->ok));
-    if (!step->ok) return FOLIO_OK;
-    return copy_frames(pool, f->cache[step->table], pool->cache[step->table], up, 1);
+    folio_block_pair up[1] = {{f->staging, move->device}};
+    TRY(folioi_mover_wait(pool));
+    TRY(folioi_store_get(pool->store, &move->id, frames_at(f, f->staging),
+                         f->geometry[move->table].payload_bytes, &move->ok));
+    if (!move->ok) return FOLIO_OK;
+    return copy_frames(pool, f->cache[move->table], pool->cache[move->table], up, 1);
 }
 
-static folio_status store_frame(folio_pool *pool, folioi_step *step)
+static folio_status store_frame(folio_pool *pool, folioi_move *move)
 {
     folioi_frames *f = &pool->frames;
-    int64_t frame = step->kind == STEP_STORE ? f->staging : step->host;
+    int64_t frame = move->kind == MOVE_STORE ? f->staging : move->host;
     /* only this thread puts: what is there now is still there when it does */
-    bool there = folioi_store_has(pool->store, &step->id);
-    folio_block_pair down[1] = {{step->device, frame}};
-    if (step->kind == STEP_STORE)
-        TRY(copy_frames(pool, pool->cache[step->table], f->cache[step->table], down, 1));
-    TRY(folioi_mover_settle(pool));
-    folioi_frames_clear_rest(f, step->table, frame, pool->block_size - step->unused);
-    step->tried = true;
-    folio_status status = folioi_store_put(pool->store, &step->id, frames_at(f, frame),
-                                           f->geometry[step->table].payload_bytes);
-    step->ok = status == FOLIO_OK;
-    if (step->ok && !there) frame_stored(pool, step);
+    bool there = folioi_store_has(pool->store, &move->id);
+    folio_block_pair down[1] = {{move->device, frame}};
+    if (move->kind == MOVE_STORE)
+        TRY(copy_frames(pool, pool->cache[move->table], f->cache[move->table], down, 1));
+    TRY(folioi_mover_wait(pool));
+    folioi_frames_clear_rest(f, move->table, frame, pool->block_size - move->unused);
+    move->tried = true;
+    folio_status status = folioi_store_put(pool->store, &move->id, frames_at(f, frame),
+                                           f->geometry[move->table].payload_bytes);
+    move->ok = status == FOLIO_OK;
+    if (move->ok && !there) frame_stored(pool, move);
     /* of a cached block, what is not written is only a miss later */
-    return step->kind == STEP_SPILL ? FOLIO_OK : status;
+    return move->kind == MOVE_SPILL ? FOLIO_OK : status;
 }
 
 static folio_status run_steps(folio_transfer *t)
 {
-    for (int64_t i = 0; i < t->num_steps;) {
-        folioi_step *step = &t->steps[i];
+    for (int64_t i = 0; i < t->num_moves;) {
+        folioi_move *move = &t->moves[i];
         int64_t n = 1;
-        if (step->kind == STEP_OUT || step->kind == STEP_IN) {
-            while (n < CHUNK && i + n < t->num_steps && step[n].kind == step->kind &&
-                   step[n].table == step->table)
+        if (move->kind == MOVE_OUT || move->kind == MOVE_IN) {
+            while (n < CHUNK && i + n < t->num_moves && move[n].kind == move->kind &&
+                   move[n].table == move->table)
                 n++;
-            TRY(run_copies(t->pool, step, n));
-        } else if (step->kind == STEP_LOAD) {
-            TRY(load_frame(t->pool, step));
-        } else if (step->kind != STEP_KEEP) {
-            TRY(store_frame(t->pool, step));
+            TRY(run_copies(t->pool, move, n));
+        } else if (move->kind == MOVE_LOAD) {
+            TRY(load_frame(t->pool, move));
+        } else if (move->kind != MOVE_KEEP) {
+            TRY(store_frame(t->pool, move));
         }
         i += n;
     }
@@ -173,33 +173,33 @@ void folioi_mover_stop(folio_pool *pool)
 
 folio_status folioi_transfer_new(folio_pool *pool, int64_t num_blocks, folio_transfer **out)
 {
-    int64_t max_steps = 2 * num_blocks;
+    int64_t max_moves = 2 * num_blocks;
     folioi_arena arena = {NULL, 0};
     arena_take(&arena, sizeof(folio_transfer));
-    arena_take(&arena, max_steps * (int64_t)sizeof(folioi_step));
-    if (pool->store != NULL) arena_take(&arena, max_steps * pool->index.ids_bytes);
+    arena_take(&arena, max_moves * (int64_t)sizeof(folioi_move));
+    if (pool->store != NULL) arena_take(&arena, max_moves * pool->index.ids_bytes);
     void *memory;
     TRY(folioi_alloc(&pool->allocator, arena.used, "a transfer", &memory));
     int64_t bytes = arena.used;
     arena = (folioi_arena){memory, 0};
     folio_transfer *t = arena_take(&arena, sizeof(folio_transfer));
-    *t = (folio_transfer){.pool = pool, .owners = 2, .max_steps = max_steps, .bytes = bytes};
-    t->steps = arena_take(&arena, max_steps * (int64_t)sizeof(folioi_step));
-    if (pool->store != NULL) t->ids = arena_take(&arena, max_steps * pool->index.ids_bytes);
+    *t = (folio_transfer){.pool = pool, .owners = 2, .max_moves = max_moves, .bytes = bytes};
+    t->moves = arena_take(&arena, max_moves * (int64_t)sizeof(folioi_move));
+    if (pool->store != NULL) t->ids = arena_take(&arena, max_moves * pool->index.ids_bytes);
     *out = t;
     return FOLIO_OK;
 }
 
-folioi_step *folioi_transfer_add(folio_transfer *t, folioi_step step)
+folioi_move *folioi_transfer_add(folio_transfer *t, folioi_move move)
 {
-    folioi_step *s = &t->steps[t->num_steps];
-    *s = step;
-    if (step.id.ids != NULL) {
-        char *ids = t->ids + t->num_steps * t->pool->index.ids_bytes;
-        memcpy(ids, step.id.ids, (size_t)step.id.ids_bytes);
+    folioi_move *s = &t->moves[t->num_moves];
+    *s = move;
+    if (move.id.ids != NULL) {
+        char *ids = t->ids + t->num_moves * t->pool->index.ids_bytes;
+        memcpy(ids, move.id.ids, (size_t)move.id.ids_bytes);
         s->id.ids = ids;
     }
-    t->num_steps++;
+    t->num_moves++;
     return s;
 }
 
