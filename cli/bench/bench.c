@@ -227,7 +227,8 @@ static void print_markdown(const void *run)
 {
     const bench_report *r = run;
     char text[32];
-    printf("%sfolio %s bench %s%s: %s, %d processors, block size %lld, %g s a case, seed %lld\n\n",
+    printf("%sfolio %s bench %s%s: %s\n"
+           "%d processors, block size %lld, %g s a case, seed %lld\n\n",
            term_start(TERM_BOLD), folio_version(), r->topic, term_end(), bench_cpu_name(),
            (int)r->processors, (long long)r->block_size, r->seconds, (long long)r->seed);
     print_table(r);

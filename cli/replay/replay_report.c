@@ -305,8 +305,8 @@ static void print_md(const replay_run_info *run)
             "latencies and rates follow from that.\n",
             1e3 * REPLAY_STEP_SECONDS, 1e6 * REPLAY_TOKEN_SECONDS);
     else
-        printf("\nTokens a second and latencies are of attention and its scheduler only, on %s,\n"
-               "backend %s, level %s, %d thread%s.\n",
+        printf("\nTokens a second and latencies are of attention and its scheduler only, on\n"
+               "%s, backend %s, level %s, %d thread%s.\n",
                s->place.device, s->place.backend, s->place.level, (int)s->place.threads,
                s->place.threads == 1 ? "" : "s");
 }
