@@ -135,10 +135,11 @@ static double bias_at(const row_job *job, int64_t j)
 }
 
 /* Sums begin with their first term or in their middle, and go round. */
-static int64_t nth_term(const row_job *job, int64_t i, int64_t n)
+static int64_t first_term(const row_job *job, int64_t n)
 {
-    return (i + n * (job->order / 2) / (KIT_ORDERS / 2)) % n;
+    return n * (job->order / 2) / (KIT_ORDERS / 2);
 }
+static int64_t next_term(int64_t i, int64_t n) { return i + 1 < n ? i + 1 : 0; }
 
 /* sum + a b in f32: both operations rounded, or in every other order only the sum. */
 static float add_product(const row_job *job, float sum, double a, double b)
@@ -151,8 +152,7 @@ static double dot(const row_job *job, const double *k, int64_t n)
 {
     double wide = 0;
     float narrow = 0;
-    for (int64_t i = 0; i < n; i++) {
-        int64_t d = nth_term(job, i, n);
+    for (int64_t i = 0, d = first_term(job, n); i < n; i++, d = next_term(d, n)) {
         if (job->single) narrow = add_product(job, narrow, job->q[d], k[d]);
         else wide += job->q[d] * k[d];
     }
@@ -209,8 +209,8 @@ static void row_attend(const row_job *job, double *out, double *lse)
     if (score_row(job, &max) == 0) return; /* out is zeros already */
     int64_t kv_head = job->head / (s->num_heads / s->num_kv_heads);
     double sum = isinf(sink) ? 0.0 : rounded(exp(rounded(sink - max, f)), f);
-    for (int64_t i = 0; i < job->keys; i++) {
-        int64_t j = nth_term(job, i, job->keys);
+    int64_t n = job->keys;
+    for (int64_t i = 0, j = first_term(job, n); i < n; i++, j = next_term(j, n)) {
         if (isinf(job->scores[j]) && job->scores[j] < 0) continue;
         double p = rounded(exp(rounded(job->scores[j] - max, f)), f);
         const double *v = job->rows->v + (j * s->num_kv_heads + kv_head) * job->rows->v_size;

@@ -19,17 +19,22 @@ typedef struct {
     int32_t kv_head;
 } keys;
 
-/* Number d of K or V of key j: from the cache as stored, or from this step's k and v. */
-static double key_number(const keys *s, folioi_part part, int64_t j, int64_t d)
+/* K or V of key j: from the cache as stored, or from this step's k and v. */
+static void load_key(const keys *s, folioi_part part, int64_t j, double *numbers)
 {
     const folioi_call *call = s->call;
+    const folio_attention_desc *a = call->attention;
+    const int32_t dims = part == FOLIOI_K ? a->k_head_size : a->v_head_size;
     bool stored = call->cached && (!call->append || j < s->rows.context_len);
     if (!stored) {
         const folio_tensor *t = part == FOLIOI_K ? &call->tensors.k : &call->tensors.v;
         int64_t i = j - s->rows.context_len, at = tensor_index(t, s->rows.new_row + i, s->kv_head);
-        if (part == FOLIOI_V) return load_f32(t->data, t->dtype, at + d);
-        return rotated_number(&call->rotation, t->data, t->dtype, at, (int32_t)d,
-                              call_position(call, &s->rows, i));
+        int64_t position = call_position(call, &s->rows, i);
+        for (int32_t d = 0; d < dims; d++)
+            numbers[d] = part == FOLIOI_V
+                             ? load_f32(t->data, t->dtype, at + d)
+                             : rotated_number(&call->rotation, t->data, t->dtype, at, d, position);
+        return;
     }
     folioi_kv_side side = kv_side(&call->layer, part);
     int64_t bs = call->layer.format->desc.block_size;
@@ -38,8 +43,9 @@ static double key_number(const keys *s, folioi_part part, int64_t j, int64_t d)
     float fp8 = part == FOLIOI_K ? head_scale(given->k_head_scales, given->k_scale, s->kv_head)
                                  : head_scale(given->v_head_scales, given->v_scale, s->kv_head);
     double scale = kv_scale(&side, block, s->kv_head, token, fp8);
-    int64_t at = address_token(side.at, block, s->kv_head, token) + address_dim(side.at, token, d);
-    return load_f32(side.base, side.dtype, at) * scale;
+    int64_t at = address_token(side.at, block, s->kv_head, token);
+    for (int32_t d = 0; d < dims; d++)
+        numbers[d] = load_f32(side.base, side.dtype, at + address_dim(side.at, token, d)) * scale;
 }
 
 static bool is_seen(const keys *s, int64_t i, int64_t j)
@@ -51,8 +57,8 @@ static bool is_seen(const keys *s, int64_t i, int64_t j)
     return a->window_right < 0 || pos_k <= pos_q + a->window_right;
 }
 
-/* The score of query i and key j under head h; -inf: not seen. */
-static double score(const keys *s, int64_t seq, int64_t i, int64_t j, int32_t h)
+/* The score of query i, whose numbers are q, and key j under head h; -inf: not seen. */
+static double score(const keys *s, const double *q, int64_t seq, int64_t i, int64_t j, int32_t h)
 {
     const folioi_call *call = s->call;
     const folio_attention_desc *a = call->attention;
@@ -63,12 +69,9 @@ static double score(const keys *s, int64_t seq, int64_t i, int64_t j, int32_t h)
         bias = load_f32(t->bias.data, t->bias.dtype,
                         bias_index(&t->bias, seq, h, i) + j * t->bias.strides[3]);
     if (bias == -INFINITY) return -INFINITY;
-    double x = 0.0;
-    int64_t q = tensor_index(&t->q, s->rows.query_row + i, h);
-    int64_t position = call_position(call, &s->rows, i);
-    for (int32_t d = 0; d < a->k_head_size; d++)
-        x += (double)rotated_number(&call->rotation, t->q.data, t->q.dtype, q, d, position) *
-             key_number(s, FOLIOI_K, j, d);
+    double x = 0.0, k[FOLIOI_MAX_HEAD_SIZE];
+    load_key(s, FOLIOI_K, j, k);
+    for (int32_t d = 0; d < a->k_head_size; d++) x += q[d] * k[d];
     x *= a->scale;
     if (a->soft_cap > 0) x = a->soft_cap * tanh(x / a->soft_cap);
     if (t->slopes != NULL)
@@ -92,8 +95,12 @@ static void attend_row(const keys *s, int64_t seq, int64_t i, int32_t h, double 
     double sink = t->sinks != NULL ? t->sinks[h] : -INFINITY;
     double largest = sink, sum = 0.0;
     bool any = false;
+    double q[FOLIOI_MAX_HEAD_SIZE], v[FOLIOI_MAX_HEAD_SIZE], x[FOLIOI_MAX_HEAD_SIZE] = {0.0};
+    for (int32_t d = 0; d < call->attention->k_head_size; d++)
+        q[d] = rotated_number(&call->rotation, t->q.data, t->q.dtype, tensor_index(&t->q, row, h),
+                              d, call_position(call, &s->rows, i));
     for (int64_t j = 0; j < s->rows.key_len; j++) {
-        scores[j] = score(s, seq, i, j, h);
+        scores[j] = score(s, q, seq, i, j, h);
         if (scores[j] != -INFINITY) any = true;
         if (scores[j] > largest) largest = scores[j];
     }
@@ -108,12 +115,14 @@ static void attend_row(const keys *s, int64_t seq, int64_t i, int32_t h, double 
         if (seen) sum += scores[j];
     }
     sum += exp(sink - largest);
-    for (int32_t d = 0; d < call->attention->v_head_size; d++) {
-        double x = 0.0;
-        for (int64_t j = 0; j < s->rows.key_len; j++)
-            if (!(scores[j] < 0)) x += scores[j] / sum * key_number(s, FOLIOI_V, j, d);
-        store_double(t->out.data, t->out.dtype, out + d, x);
+    for (int64_t j = 0; j < s->rows.key_len; j++) {
+        if (scores[j] < 0) continue;
+        double weight = scores[j] / sum;
+        load_key(s, FOLIOI_V, j, v);
+        for (int32_t d = 0; d < call->attention->v_head_size; d++) x[d] += weight * v[d];
     }
+    for (int32_t d = 0; d < call->attention->v_head_size; d++)
+        store_double(t->out.data, t->out.dtype, out + d, x[d]);
     lse_store(t, row, h, (float)(largest + log(sum)));
 }
 
