@@ -113,7 +113,6 @@ static void run_operators(void)
 {
     const int32_t table[] = {2, 7}, len = 18;
     int64_t slots[TOKENS];
-    float sums[HEADS], tops[HEADS], parts[Q_ROW]; /* one partition of 512 keys */
     fill_slots(slots, table, len);
     cache.value_cache = spare;
     folio_vllm06_reshape_and_cache_args rows =
@@ -126,7 +125,7 @@ static void run_operators(void)
                    .max_num_blocks_per_seq = 2, .seq_lens = &len, .max_seq_len = len);
     must(folio_vllm06_paged_attention_v1(state, &a, &cache, NULL));
     compare(0, 0, len);
-    must(folio_vllm06_paged_attention_v2(state, &a, &cache, sums, tops, parts, NULL));
+    must(folio_vllm06_paged_attention_v2(state, &a, &cache, NULL, NULL, NULL, NULL));
     compare(0, 0, len);
 }
 

@@ -34,8 +34,6 @@ struct bench_ancestors {
     size_t cache_bytes;
     int32_t *lens, *tables; /* of the operators: [seqs], [seqs][stride] */
     int64_t stride;
-    void *exp_sums, *max_logits, *tmp_out; /* of v2 */
-    size_t sums_bytes, tmp_bytes;
 };
 
 #define TRY(call)                                                                                  \
@@ -49,9 +47,7 @@ bool bench_ancestor_stores(bench_ancestor which) { return (int)which < NUM_BACKE
 
 bool bench_ancestor_takes(bench_ancestor which, const setting *s)
 {
-    return bench_ancestor_stores(which) ||
-           (s->what->longest_query == 1 &&
-            (which != BENCH_PAGED_V2 || FOLIO_VLLM06_PARTITION_SIZE % s->block_size == 0));
+    return bench_ancestor_stores(which) || s->what->longest_query == 1;
 }
 
 /* ---- Caches */
@@ -172,15 +168,13 @@ static bool forward(const bench_ancestors *a, int which, const folio_run *run)
 
 /* ---- Operators */
 
-static bool make_operators(bench_ancestors *a)
+static void make_operators(bench_ancestors *a)
 {
     const setting *s = &a->r->of;
     const batch_case *c = s->what;
     const int32_t *blocks = a->r->blocks;
-    int64_t seq = 0, partitions = (c->longest + FOLIO_VLLM06_PARTITION_SIZE - 1) /
-                                  FOLIO_VLLM06_PARTITION_SIZE;
-    size_t sums = (size_t)(c->seqs * s->heads.heads * partitions);
-    if (!bench_ancestor_takes(BENCH_PAGED_V1, s)) return true;
+    int64_t seq = 0;
+    if (!bench_ancestor_takes(BENCH_PAGED_V1, s)) return;
     a->stride = (c->longest + s->block_size - 1) / s->block_size;
     a->lens = bench_alloc(c->seqs, sizeof *a->lens);
     a->tables = bench_alloc(c->seqs * a->stride, sizeof *a->tables);
@@ -190,12 +184,6 @@ static bool make_operators(bench_ancestors *a)
             for (int64_t k = 0; k * s->block_size < a->lens[seq]; k++)
                 a->tables[seq * a->stride + k] = *blocks++;
         }
-    a->sums_bytes = sums * sizeof(float);
-    a->tmp_bytes = sums * (size_t)s->head_size * folio_dtype_size(s->dtype);
-    TRY(folio_memory_create(a->r->ctx, FOLIO_MEMORY_DEVICE, a->sums_bytes, &a->exp_sums));
-    TRY(folio_memory_create(a->r->ctx, FOLIO_MEMORY_DEVICE, a->sums_bytes, &a->max_logits));
-    TRY(folio_memory_create(a->r->ctx, FOLIO_MEMORY_DEVICE, a->tmp_bytes, &a->tmp_out));
-    return true;
 }
 
 static bool operate(const bench_ancestors *a, bench_ancestor which, const folio_run *run)
@@ -208,10 +196,10 @@ static bool operate(const bench_ancestors *a, bench_ancestor which, const folio_
         folio_vllm06_paged_attention_args, .out = r->out, .query = r->q, .dtype = s->dtype,
         .num_heads = s->heads.heads, .num_seqs = s->what->seqs, .block_tables = a->tables,
         .max_num_blocks_per_seq = a->stride, .seq_lens = a->lens, .max_seq_len = s->what->longest);
-    folio_status status = which == BENCH_PAGED_V1
-                              ? folio_vllm06_paged_attention_v1(state, &args, cache, run)
-                              : folio_vllm06_paged_attention_v2(state, &args, cache, a->exp_sums,
-                                                                a->max_logits, a->tmp_out, run);
+    folio_status status =
+        which == BENCH_PAGED_V1
+            ? folio_vllm06_paged_attention_v1(state, &args, cache, run)
+            : folio_vllm06_paged_attention_v2(state, &args, cache, NULL, NULL, NULL, run);
     return bench_ok(status, table[which].name);
 }
 
@@ -223,7 +211,8 @@ bench_ancestors *bench_ancestors_open(const rig *r, folio_vllm06_state *state, i
     a->r = r;
     bool ok = true;
     for (int i = 0; i < NUM_BACKENDS && ok; i++) ok = make_layer(a, state, i);
-    if (ok && make_caches(a, seed) && make_operators(a)) return a;
+    make_operators(a);
+    if (ok && make_caches(a, seed)) return a;
     bench_ancestors_close(a);
     return NULL;
 }
@@ -239,9 +228,6 @@ void bench_ancestors_close(bench_ancestors *a)
     }
     for (int i = 0; i < NUM_CACHES; i++)
         folio_memory_destroy(ctx, FOLIO_MEMORY_DEVICE, a->caches[i].key_cache, a->cache_bytes);
-    folio_memory_destroy(ctx, FOLIO_MEMORY_DEVICE, a->exp_sums, a->sums_bytes);
-    folio_memory_destroy(ctx, FOLIO_MEMORY_DEVICE, a->max_logits, a->sums_bytes);
-    folio_memory_destroy(ctx, FOLIO_MEMORY_DEVICE, a->tmp_out, a->tmp_bytes);
     free(a->lens);
     free(a->tables);
     free(a);

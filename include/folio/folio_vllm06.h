@@ -42,13 +42,12 @@
  * given, by pointers and sizes; between calls it does not touch their memory.
  *
  * Devices. With compute "cuda" these must be in memory that the device can access: query, key, value,
- * output and caches; for the operators also alibi_slopes, exp_sums, max_logits and tmp_out. Everything
- * else is in host memory: fields, lengths, block tables, slots, pairs, biases, a graph's buffers, an
- * impl's alibi_slopes. Calls that compute or move data take a folio_run; only its stream is used (run
- * NULL: the default stream). These calls return when their work is queued. folio_run_wait on the
- * context waits until the stream is idle and returns its first error. All calls of one state use one
- * stream. Wait for it before a call uses another stream, and before you free memory that the work
- * reads or writes.
+ * output and caches; for the operators also alibi_slopes. Everything else is in host memory: fields,
+ * lengths, block tables, slots, pairs, biases, a graph's buffers, an impl's alibi_slopes. Calls that
+ * compute or move data take a folio_run; only its stream is used (run NULL: the default stream). These
+ * calls return when their work is queued. folio_run_wait on the context waits until the stream is idle
+ * and returns its first error. All calls of one state use one stream. Wait for it before a call uses
+ * another stream, and before you free memory that the work reads or writes.
  */
 #ifndef FOLIO_FOLIO_VLLM06_H
 #define FOLIO_FOLIO_VLLM06_H
@@ -556,14 +555,8 @@ FOLIO_API folio_status folio_vllm06_paged_attention_v1(
 
 #define FOLIO_VLLM06_PARTITION_SIZE 512
 
-/**
- * The same in partitions of FOLIO_VLLM06_PARTITION_SIZE keys, which are merged. block_size must
- * divide that size. P is max_seq_len / FOLIO_VLLM06_PARTITION_SIZE, rounded up, and at least 1.
- * exp_sums and max_logits are f32 [num_seqs][num_heads][P]; tmp_out is
- * [num_seqs][num_heads][P][head_size] in dtype. A partition's weight is exp_sums * exp(max_logits).
- * out, exp_sums, max_logits and tmp_out must share no byte with each other or with anything the call
- * reads; out may be query itself, if query is dense.
- */
+/** The same. The original cut keys in partitions of this size, whose results it kept in exp_sums,
+ * max_logits and tmp_out. A plan cuts keys by itself: the three are not used, and may be NULL. */
 FOLIO_API folio_status folio_vllm06_paged_attention_v2(
     folio_vllm06_state *state, const folio_vllm06_paged_attention_args *args,
     const folio_vllm06_kv_cache *cache, float *exp_sums, float *max_logits, void *tmp_out,

@@ -48,6 +48,7 @@ typedef struct folioi_vllm06_plan {
     folioi_vllm06_which which;
     int64_t num_blocks;
     int32_t block_size;
+    folio_layout layout; /* of the cache */
     int32_t num_attentions;
     folio_attention_desc attentions[FOLIOI_VLLM06_MOST_ATTENTIONS];
     folioi_vllm06_part part;
@@ -111,7 +112,6 @@ struct folio_vllm06_state {
     int64_t num_kept, next_kept;
     folioi_array slots;  /* int64_t, of a reshape_and_cache */
     folioi_array asking; /* of a paged_attention: what its plan must be for */
-    folioi_array sums;   /* f32, exp_sums as the last paged_attention_v2 had them */
     uint64_t num_metadata;
     folio_vllm06_graph_capture_desc capture; /* attn_backend NULL: none */
 };

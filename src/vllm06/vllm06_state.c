@@ -71,7 +71,6 @@ void folio_vllm06_state_destroy(folio_vllm06_state *state)
     folioi_vllm06_drop_caches(state);
     folioi_array_free(&ctx->allocator, &state->slots);
     folioi_array_free(&ctx->allocator, &state->asking);
-    folioi_array_free(&ctx->allocator, &state->sums);
     folioi_free(&ctx->allocator, state, sizeof *state);
     folio_context_destroy(ctx);
 }
@@ -91,14 +90,16 @@ static bool same_layer(const folio_attention_desc *a, const folio_attention_desc
 
 /* The batch and the plan: one that grows, or a graph's of fixed size. The batch of a paged_attention is the plan's. */
 static folio_status make_plan(folio_context *ctx, const folio_vllm06_metadata *graph,
-                              folioi_vllm06_plan *p)
+                              const folio_kv_cache *cache, folioi_vllm06_plan *p)
 {
+    bool cross = p->type == FOLIO_ATTENTION_ENCODER_DECODER;
     folio_attention *attentions[FOLIOI_VLLM06_MOST_ATTENTIONS] = {NULL};
     uint32_t types[FOLIOI_VLLM06_MOST_ATTENTIONS];
     folio_batch_desc b = FOLIO_WITH(folio_batch_desc, .block_size = p->block_size);
-    folio_plan_desc d = FOLIO_WITH(folio_plan_desc, .attentions = attentions, .types = types,
-                                   .num_attentions = p->num_attentions, .block_size = p->block_size,
-                                   .num_blocks = p->num_blocks);
+    folio_plan_desc d =
+        FOLIO_WITH(folio_plan_desc, .attentions = attentions, .types = types,
+                   .num_attentions = p->num_attentions, .cache = cross ? NULL : cache,
+                   .cross_cache = cross ? cache : NULL);
     folio_status status = FOLIO_OK;
     if (graph != NULL) {
         d.max_seqs = d.max_query_tokens = graph->num_seqs;
@@ -126,13 +127,15 @@ static int32_t number_of(const folioi_vllm06_plan *p, const folio_attention_desc
 
 static bool same_caches(const folioi_vllm06_plan *a, const folioi_vllm06_plan *b)
 {
-    return a->block_size == b->block_size && a->num_blocks == b->num_blocks;
+    return a->block_size == b->block_size && a->num_blocks == b->num_blocks &&
+           a->layout == b->layout;
 }
 
 /* A new plan in a place. A state has one there: it takes over what the one before listed, unless it is to be alone. A
  * graph may hold those before, so they stay. */
 static folio_status put_plan(folio_vllm06_state *state, const folio_vllm06_metadata *graph,
-                             const folioi_vllm06_plan *like, bool alone, folioi_vllm06_plan **at)
+                             const folio_kv_cache *cache, const folioi_vllm06_plan *like,
+                             bool alone, folioi_vllm06_plan **at)
 {
     void *memory;
     TRY(folioi_alloc(&state->ctx->allocator, sizeof **at, "a shared plan", &memory));
@@ -144,7 +147,7 @@ static folio_status put_plan(folio_vllm06_state *state, const folio_vllm06_metad
         memcpy(p->attentions + 1, old->attentions, bytes);
         p->num_attentions += old->num_attentions;
     }
-    folio_status status = make_plan(state->ctx, graph, p);
+    folio_status status = make_plan(state->ctx, graph, cache, p);
     if (status != FOLIO_OK) {
         drop_plan(state->ctx, p);
         return status;
@@ -165,12 +168,13 @@ folio_status folioi_vllm06_find_plan(folio_vllm06_state *state, folio_vllm06_met
     if (cache != NULL) {
         like.block_size = cache->format.desc.block_size;
         like.num_blocks = cache->format.desc.num_blocks;
+        like.layout = cache->format.desc.layout;
     }
     for (*out = alone ? NULL : *at; *out != NULL; *out = (*out)->older)
         if (same_caches(*out, &like) && (*attention = number_of(*out, desc)) >= 0) return FOLIO_OK;
     like.attentions[0] = *desc;
     like.num_attentions = 1;
-    TRY(put_plan(state, graph, &like, alone, at));
+    TRY(put_plan(state, graph, cache, &like, alone, at));
     *out = *at;
     *attention = 0;
     return FOLIO_OK;

@@ -223,14 +223,12 @@ folio_status on_device_reshape_and_cache(folio_vllm06_state *state,
 }
 
 static folio_status paged(folio_vllm06_state *state, const folio_vllm06_paged_attention_args *args,
-                          const folio_vllm06_kv_cache *cache, bool v2, float *exp_sums,
-                          float *max_logits, void *tmp_out)
+                          const folio_vllm06_kv_cache *cache, bool v2)
 {
     folio_vllm06_paged_attention_args a = *args;
     begin();
     folio_vllm06_kv_cache c = bring_kv(cache);
     int64_t rows = a.num_seqs * a.num_heads, row = c.head_size * size_of(a.dtype);
-    int64_t parts = (a.max_seq_len - 1) / FOLIO_VLLM06_PARTITION_SIZE + 1;
     int64_t query = rows * row;
     if (a.num_seqs > 0 && a.query_stride > 0 &&
         (size_t)a.query_stride < ARENA / 4) /* else refused */
@@ -238,14 +236,8 @@ static folio_status paged(folio_vllm06_state *state, const folio_vllm06_paged_at
     a.query = bring(args->query, query);
     a.out = bring(args->out, rows * row);
     a.alibi_slopes = bring(args->alibi_slopes, a.num_heads * (int64_t)sizeof(float));
-    if (v2) {
-        exp_sums = bring(exp_sums, rows * parts * (int64_t)sizeof(float));
-        max_logits = bring(max_logits, rows * parts * (int64_t)sizeof(float));
-        tmp_out = bring(tmp_out, rows * parts * row);
-    }
     send();
-    return finish(v2 ? folio_vllm06_paged_attention_v2(state, &a, &c, exp_sums, max_logits, tmp_out,
-                                                       on_stream())
+    return finish(v2 ? folio_vllm06_paged_attention_v2(state, &a, &c, NULL, NULL, NULL, on_stream())
                      : folio_vllm06_paged_attention_v1(state, &a, &c, on_stream()));
 }
 
@@ -255,7 +247,7 @@ folio_status on_device_paged_attention_v1(folio_vllm06_state *state,
 {
     if (args == NULL || cache == NULL || args->struct_size != sizeof *args)
         return folio_vllm06_paged_attention_v1(state, args, cache, run);
-    return paged(state, args, cache, false, NULL, NULL, NULL);
+    return paged(state, args, cache, false);
 }
 
 folio_status on_device_paged_attention_v2(folio_vllm06_state *state,
@@ -266,5 +258,5 @@ folio_status on_device_paged_attention_v2(folio_vllm06_state *state,
     if (args == NULL || cache == NULL || args->struct_size != sizeof *args)
         return folio_vllm06_paged_attention_v2(state, args, cache, exp_sums, max_logits, tmp_out,
                                                run);
-    return paged(state, args, cache, true, exp_sums, max_logits, tmp_out);
+    return paged(state, args, cache, true);
 }

@@ -1,32 +1,26 @@
 /*
  * test_vllm06_ops.c: the plain operators, over the rig's steps: reshape_and_cache leaves the image of the layout byte
- * for byte; paged_attention v1, v2 and each partition of v2 give what dense attention gives. xformers stands for
- * x-packed caches, ipex for those with x = 1; K and V are two tensors.
+ * for byte; paged_attention v1 and v2 give what dense attention gives. xformers stands for x-packed caches, ipex for
+ * those with x = 1; K and V are two tensors.
  */
 #include "vllm06/vllm06_rig.h"
 
 #include <math.h>
 
-enum { SEQS = 5, LONGEST = 1100, ROWS = SEQS * 4, MAX_PARTS = 4 };
-enum { SUMS, TOPS, TMP, NUM_SCRATCH };
-static support_buffer scratch[NUM_SCRATCH]; /* exp_sums, max_logits, tmp_out */
+enum { SEQS = 5, LONGEST = 1100, ROWS = SEQS * 4 };
 
-/* Runs the body as both, or as xformers, with scratch for all sizes. */
-static void with_scratch(v06_body body, bool both)
-{
-    for (int i = 0; i < NUM_SCRATCH; i++)
-        scratch[i] = support_buffer_make(ROWS * MAX_PARTS * (i == TMP ? 256 : 1) * sizeof(float));
-    v06_on_one("xformers", body);
-    if (both) v06_on_one("ipex", body);
-    for (int i = 0; i < NUM_SCRATCH; i++) support_buffer_free(&scratch[i]);
-}
-
-#define OPS_TEST_(name, both)                                                                      \
+#define OPS_TEST(name)                                                                             \
     static void name(v06 *r);                                                                      \
-    TEST(vllm06_ops, name) { with_scratch(name, both); }                                           \
+    TEST(vllm06_ops, name) { v06_on_one("xformers", name); }                                       \
     static void name(v06 *r)
-#define OPS_TEST(name) OPS_TEST_(name, false)
-#define OPS_TEST_OF_BOTH(name) OPS_TEST_(name, true)
+#define OPS_TEST_OF_BOTH(name)                                                                     \
+    static void name(v06 *r);                                                                      \
+    TEST(vllm06_ops, name)                                                                         \
+    {                                                                                              \
+        v06_on_one("xformers", name);                                                              \
+        v06_on_one("ipex", name);                                                                  \
+    }                                                                                              \
+    static void name(v06 *r)
 
 /* ---------------------------------------------------------------------------- reshape_and_cache */
 
@@ -155,7 +149,6 @@ static folio_vllm06_paged_attention_args arguments(v06 *r)
                    .v_scale = r->v_scale, .x = (int32_t)r->x);
     for (int i = 0; i < r->num_seqs; i++)
         if (r->lens[i] > a.max_seq_len) a.max_seq_len = r->lens[i];
-    for (int i = 0; i < NUM_SCRATCH; i++) support_buffer_poison(&scratch[i]);
     return a;
 }
 
@@ -163,57 +156,25 @@ static folio_status run(const v06 *r, int v, const folio_vllm06_paged_attention_
                         const folio_vllm06_kv_cache *c, const folio_run *on)
 {
     if (v == 1) return folio_vllm06_paged_attention_v1(r->state, a, c, on);
-    return folio_vllm06_paged_attention_v2(r->state, a, c, scratch[SUMS].data, scratch[TOPS].data,
-                                           scratch[TMP].data, on);
+    return folio_vllm06_paged_attention_v2(r->state, a, c, NULL, NULL, NULL, on);
 }
 
-static bool is_untouched(const v06 *r)
-{
-    bool same = support_is_poison(r->out.data, r->out.bytes);
-    for (int i = 0; i < NUM_SCRATCH; i++)
-        same &= support_is_poison(scratch[i].data, scratch[i].bytes);
-    return same;
-}
+static bool is_untouched(const v06 *r) { return support_is_poison(r->out.data, r->out.bytes); }
 
-/* A partition holds the result and the weight of its own keys, one without keys the weight 0. */
-static void check_partitions(const v06 *r, int64_t max_seq_len)
-{
-    double tolerance = r->d.dtype == FOLIO_F32 ? 1e-4 : r->d.dtype == FOLIO_F16 ? 0x1p-9 : 0x1p-7;
-    const float *sums = scratch[SUMS].data, *tops = scratch[TOPS].data;
-    int64_t parts = (max_seq_len + 511) / 512, size = r->d.head_size, heads = r->d.num_heads;
-    if (parts == 0) parts = 1;
-    size_t used = (size_t)(r->num_seqs * heads * parts) * sizeof *sums;
-    for (int64_t k = 0; k < r->num_seqs * heads * parts; k++) {
-        int64_t row = k / parts, first = k % parts * 512;
-        double own[256];
-        CHECK((sums[k] == 0.0f) == (r->lens[row / heads] <= first));
-        if (sums[k] == 0.0f) continue;
-        double lse = v06_dense_decode(r, (int)(row / heads), row % heads, first, first + 512, own);
-        CHECK(fabs(log((double)sums[k]) + (double)tops[k] - lse) < 1e-4);
-        for (int64_t d = 0; d < size; d++)
-            CHECK(fabs(kit_load(r->d.dtype, scratch[TMP].data, k * size + d) - own[d]) < tolerance);
-    }
-    for (int i = SUMS; i <= TOPS; i++)
-        CHECK(support_is_poison((char *)scratch[i].data + used, scratch[i].bytes - used));
-    for (int i = 0; i < NUM_SCRATCH; i++) CHECK(support_buffer_guards_hold(&scratch[i]));
-}
-
-/* v1, and v2 where last is 2; max_seq_len 0: the longest of the step. */
-static void check(v06 *r, int last, int64_t max_seq_len)
+/* max_seq_len 0: the longest of the step. */
+static void check(v06 *r, int64_t max_seq_len)
 {
     const folio_vllm06_kv_cache c = cache_of(r);
-    for (int v = 1; v <= last; v++) {
+    for (int v = 1; v <= 2; v++) {
         folio_vllm06_paged_attention_args a = arguments(r);
         if (max_seq_len > 0) a.max_seq_len = max_seq_len;
         CHECK_OK(run(r, v, &a, &c, NULL));
         v06_check_rows(r, DECODER);
-        if (v == 2) check_partitions(r, a.max_seq_len);
     }
     v06_check_images(r);
 }
 
-/* Every size that the originals list and one that they do not, in turn with every type, scales and slopes. v1 also
- * takes blocks that do not divide a partition. */
+/* Every size that the originals list and one that they do not, in turn with every type, scales and slopes. */
 OPS_TEST_OF_BOTH(paged_attention_sizes)
 {
     static const int32_t sizes[] = {32, 64, 80, 96, 112, 120, 128, 192, 256, 40};
@@ -231,13 +192,12 @@ OPS_TEST_OF_BOTH(paged_attention_sizes)
         if (i % 5 > 2) r->d.alibi_slopes = r->slopes;
         if (i % 4 > 1) r->d.scale = 0.11f; /* else the usual */
         stored(r, few_lens);
-        check(r, r->block_size == 24 ? 1 : 2, 0);
+        check(r, 0);
     }
 }
 
-/* Partitions that hold a part of the keys, all, or none; more of them than the longest sequence needs; padding alone,
- * which has one partition, which is empty. */
-OPS_TEST(paged_attention_partitions)
+/* Long and short sequences, padding alone, and a max_seq_len past the longest. */
+OPS_TEST(paged_attention_lengths)
 {
     static const struct {
         const int32_t *lens;
@@ -247,7 +207,6 @@ OPS_TEST(paged_attention_partitions)
     } cases[] = {{long_lens, FOLIO_F32, "auto", 0},    {long_lens, FOLIO_F32, "auto", 2000},
                  {long_lens, FOLIO_F16, "fp8", 1536},  {short_lens, FOLIO_BF16, "auto", 0},
                  {short_lens, FOLIO_F32, "fp8", 1200}, {no_lens, FOLIO_F32, "auto", 0}};
-    CHECK_INT(FOLIO_VLLM06_PARTITION_SIZE, 512);
     for (int i = 0; i < COUNT_OF(cases); i++) {
         v06_reset(r);
         r->d.dtype = cases[i].dtype;
@@ -255,12 +214,12 @@ OPS_TEST(paged_attention_partitions)
         r->d.alibi_slopes = i % 2 ? r->slopes : NULL;
         r->strided = i % 2;
         stored(r, cases[i].lens);
-        check(r, 2, cases[i].max_seq_len);
+        check(r, cases[i].max_seq_len);
     }
 }
 
 /* The state's plan follows what a call is given: other lengths, other blocks of the same lengths, blocks that sequences
- * share as forks do, more sequences, more partitions. What was refused is refused again, and harms no other call. */
+ * share as forks do, more sequences. What was refused is refused again, and harms no other call. */
 OPS_TEST(paged_attention_plans_anew)
 {
     static const v06_seq steps[][3] = {
@@ -274,7 +233,7 @@ OPS_TEST(paged_attention_plans_anew)
     const folio_vllm06_kv_cache c = cache_of(r);
     for (int i = 0; i < 2 * COUNT_OF(steps); i++) {
         v06_step(r, steps[i / 2], i / 2 == COUNT_OF(steps) - 1 ? 3 : 2);
-        check(r, 2, i % 2 ? 1200 : 0);
+        check(r, i % 2 ? 1200 : 0);
         folio_vllm06_paged_attention_args a = arguments(r);
         int32_t block = r->tables[0];
         r->tables[0] = (int32_t)r->num_blocks;
@@ -329,27 +288,6 @@ OPS_TEST(streams)
         entry = before_;                                                                           \
     } while (0)
 
-static void bad_scratch(v06 *r)
-{
-    static const char *const names[] = {"exp_sums", "max_logits", "tmp_out"};
-    const folio_vllm06_kv_cache c = cache_of(r);
-    folio_vllm06_paged_attention_args a = arguments(r);
-    for (int i = 0; i < 5; i++) { /* NULL, then not aligned */
-        char words[32];
-        float *at[] = {scratch[SUMS].data, scratch[TOPS].data, scratch[TMP].data};
-        at[i % 3] = i < 3 ? NULL : (float *)(void *)((char *)at[i % 3] + 1);
-        snprintf(words, sizeof words, i < 3 ? "%s" : "%s|align", names[i % 3]);
-        REJECTED(folio_vllm06_paged_attention_v2(r->state, &a, &c, at[0], at[1], at[2], NULL),
-                 words);
-    }
-    CHECK(is_untouched(r));
-    a.num_seqs = 0;
-    a.seq_lens = a.block_tables = NULL;
-    CHECK_OK(folio_vllm06_paged_attention_v1(r->state, &a, &c, NULL));
-    CHECK_OK(folio_vllm06_paged_attention_v2(r->state, &a, &c, NULL, NULL, NULL, NULL));
-    CHECK(is_untouched(r));
-}
-
 OPS_TEST(paged_attention_errors)
 {
     static const float nan_slopes[4] = {0, 0, NAN, 0};
@@ -381,105 +319,29 @@ OPS_TEST(paged_attention_errors)
         BAD_ATTENTION((a.query = a.out, a.query_stride = 256), "share memory");
     }
     BAD_ENTRY(r->tables[0], -1, "block_table");
-    BAD_ENTRY(r->tables[512 / 8], (int32_t)r->num_blocks,
-              "block_table"); /* before partition 0 runs */
+    BAD_ENTRY(r->tables[512 / 8], (int32_t)r->num_blocks, "block_table");
     BAD_ENTRY(r->lens[2], -1, "seq_lens[2]");
     folio_vllm06_paged_attention_args a = arguments(r);
     const folio_vllm06_kv_cache c = cache_of(r);
     REJECTED(folio_vllm06_paged_attention_v1(r->state, NULL, &c, NULL), "NULL");
     REJECTED(folio_vllm06_paged_attention_v1(NULL, &a, &c, NULL), "state");
     REJECTED(folio_vllm06_paged_attention_v1(r->state, &a, NULL, NULL), "cache");
-    bad_scratch(r);
-    v06_reset(r);
-    r->block_size = 24;
-    stored(r, short_lens);
-    const folio_vllm06_kv_cache of_24 = cache_of(r);
-    a = arguments(r);
-    REJECTED(run(r, 2, &a, &of_24, NULL), "block_size 24 does not divide");
+    a.num_seqs = 0;
+    a.seq_lens = a.block_tables = NULL;
+    for (int v = 1; v <= 2; v++) CHECK_OK(run(r, v, &a, &c, NULL));
+    CHECK(is_untouched(r));
 }
 
-/* tmp_out would have 2^61 bytes, one more than the largest size. */
-static void tmp_out_too_large(v06 *r)
+/* out may be query itself, if query is dense. */
+OPS_TEST(paged_attention_in_place)
 {
-    static const int32_t zeros[1 << 13];
-    static float three[3];
-    v06_reset(r);
-    r->d.head_size = 256;
     stored(r, short_lens);
     const folio_vllm06_kv_cache c = cache_of(r);
-    folio_vllm06_paged_attention_args a = arguments(r);
-    a.num_seqs = COUNT_OF(zeros);
-    a.seq_lens = zeros;
-    a.max_num_blocks_per_seq = 0;
-    a.num_heads = 1 << 16;
-    a.max_seq_len = INT32_MAX;
-    REJECTED(folio_vllm06_paged_attention_v2(r->state, &a, &c, three, three + 1, three + 2, NULL),
-             "8192 sequences x 4194304 partitions exceed the largest size");
-}
-
-/* What v2 writes, then what it reads. */
-enum { OUT, EXP_SUMS, MAX_LOGITS, TMP_OUT, QUERY, SLOPES, KEYS, VALUES, NUM_PLACES };
-typedef struct {
-    float *at;
-    int64_t numbers;
-} place;
-
-static folio_status run_at(v06 *r, const place *p, int v)
-{
-    folio_vllm06_paged_attention_args a = arguments(r);
-    folio_vllm06_kv_cache c = cache_of(r);
-    a.out = p[OUT].at;
-    a.query = p[QUERY].at;
-    a.alibi_slopes = p[SLOPES].at;
-    c.key_cache = p[KEYS].at;
-    c.value_cache = p[VALUES].at;
-    if (v == 1) return folio_vllm06_paged_attention_v1(r->state, &a, &c, NULL);
-    return folio_vllm06_paged_attention_v2(r->state, &a, &c, p[EXP_SUMS].at, p[MAX_LOGITS].at,
-                                           p[TMP_OUT].at, NULL);
-}
-
-/* Two partitions. Each place in turn begins at the last number of each place that is written, and what is written at
- * the last number of each place that is read. */
-OPS_TEST(paged_attention_overlap)
-{
-    static const char *const names[NUM_PLACES] = {"out",       "exp_sums",   "max_logits",
-                                                  "tmp_out",   "query",      "alibi_slopes",
-                                                  "key_cache", "value_cache"};
-    enum { ROOM = 0x100000 }; /* more than the largest place and what may follow its last number */
-    if (strcmp(r->compute, "cuda") == 0) return; /* there each array has a place of its own */
-    stored(r, short_lens);
-    int64_t kv = (int64_t)(r->kv[0].bytes / 2 / sizeof(float));
-    const int64_t sizes[] = {ROWS * 32, ROWS * 2, ROWS * 2, ROWS * 64, ROWS * 32, 4, kv, kv};
-    support_buffer memory = support_buffer_make((size_t)NUM_PLACES * ROOM * sizeof(float));
-    place apart[NUM_PLACES], p[NUM_PLACES];
-    CHECK(kv + ROWS * 64 <= ROOM);
-    for (int i = 0; i < NUM_PLACES; i++)
-        apart[i] = (place){(float *)memory.data + (int64_t)i * ROOM, sizes[i]};
-    memset(apart[SLOPES].at, 0, 4 * sizeof(float)); /* NaN is rejected too */
-    for (int k = 0; k < NUM_PLACES; k++)
-        for (int i = 0; i < NUM_PLACES; i++) {
-            char words[64];
-            bool out = k == OUT || i == OUT, by_v1 = out && (k >= QUERY || i >= QUERY);
-            if (k == i || (k >= QUERY && i >= QUERY)) continue;
-            memcpy(p, apart, sizeof p);
-            p[k].at = apart[i].at + apart[i].numbers - 1;
-            if (k == SLOPES) memset(p[k].at, 0, 4 * sizeof(float));
-            snprintf(words, sizeof words, "%s and %s share memory", names[k < i ? k : i],
-                     names[k < i ? i : k]);
-            REJECTED(run_at(r, p, 2), words);
-            if (by_v1) REJECTED(run_at(r, p, 1), "share memory");
-            if (k == SLOPES) memset(p[k].at, 0xFF, 4 * sizeof(float));
-            for (int w = OUT; w < QUERY; w++)
-                CHECK(support_is_poison(apart[w].at, (size_t)apart[w].numbers * sizeof(float)));
-        }
-    const folio_vllm06_kv_cache c = cache_of(r);
-    for (int v = 1; v <= 2; v++) { /* out may be query itself */
+    for (int v = 1; v <= 2; v++) {
         folio_vllm06_paged_attention_args a = arguments(r);
         memcpy(r->out.data, r->q, r->out.bytes);
         a.query = a.out;
         CHECK_OK(run(r, v, &a, &c, NULL));
         v06_check_rows(r, DECODER);
     }
-    support_buffer_free(&memory);
-    tmp_out_too_large(r);
 }
