@@ -185,15 +185,18 @@ static bool add_kernels(bench *b, const list_texts *given)
               folio_context_get_info(ctx, &info) == FOLIO_OK;
     for (int32_t i = 0; i < info.num_kernels && ok; i++) {
         folio_context_kernel kernel = {.struct_size = sizeof kernel};
-        char head_size[16];
+        char head_size[16], v_size[24];
         folio_context_get_kernel(ctx, i, &kernel);
         snprintf(head_size, sizeof head_size, "%d", (int)kernel.head_size);
+        snprintf(v_size, sizeof v_size, "%s:%d", kernel.v_in_k ? "latent" : "v_size",
+                 (int)kernel.v_head_size);
         list_texts own = {.cases = kernel.max_rows > 0 ? "16q1s4k" : "q512",
                           .dtypes = folio_dtype_name(kernel.dtype),
                           .kv_dtypes = folio_dtype_name(kernel.kv_dtype),
-                          .heads = "8:2",
+                          .heads = kernel.v_in_k ? "16:1" : "8:2",
                           .head_sizes = head_size,
-                          .layouts = folio_layout_name(kernel.layout)};
+                          .layouts = folio_layout_name(kernel.layout),
+                          .options = kernel.v_head_size != kernel.head_size ? v_size : NULL};
         ok = add_section(b, kernel.name, given, &own);
     }
     folio_context_destroy(ctx);

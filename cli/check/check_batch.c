@@ -399,6 +399,8 @@ static void run_line(const check_env *env, check_draw *d, int32_t number, check_
                         .num_heads = 2 * group,
                         .num_kv_heads = 2,
                         .k_head_size = kernel.head_size,
+                        .v_head_size = kernel.v_head_size,
+                        .v_in_k = kernel.v_in_k != 0,
                         .dtype = kernel.dtype,
                         .kv_dtype = kernel.kv_dtype,
                         .layout = kernel.layout,

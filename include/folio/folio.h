@@ -1253,10 +1253,12 @@ typedef struct folio_context_kernel {
     const char *name;     /* as in folio_plan_info.kernel; lives as long as the context       */
     folio_dtype dtype;    /* of q                                                             */
     folio_dtype kv_dtype; /* of the cache                                                     */
-    int32_t head_size;    /* of K and V                                                       */
+    int32_t head_size;    /* of K                                                             */
     folio_layout layout;  /* of the cache                                                     */
     int32_t min_rows;     /* smallest query_len * num_heads / num_kv_heads of a sequence       */
     int32_t max_rows;     /* largest; 0: no limit                                             */
+    int32_t v_head_size;  /* of V                                                             */
+    int32_t v_in_k;       /* 1: V is the first numbers of K: latent attention                 */
 } folio_context_kernel;
 
 /** Kernel `index` in [0, folio_context_info.num_kernels) of a context's backend, level and device. A

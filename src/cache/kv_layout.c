@@ -180,7 +180,7 @@ static bool share_buffer(folioi_kv_format *f, enum sharing sharing, int64_t *v_o
 static bool has_pages(const folioi_kv_format *f)
 {
     const folio_kv_cache_desc *d = &f->desc;
-    return f->on_device && d->layout == FOLIO_LAYOUT_NATIVE && !d->v_in_k &&
+    return f->on_device && d->layout == FOLIO_LAYOUT_NATIVE &&
            kv_has_pages(d->dtype, d->k_head_size, d->v_head_size, d->block_size);
 }
 
@@ -192,11 +192,15 @@ static bool place_kv(folioi_kv_format *f, int64_t *v_offset)
     const order *o = &orders[d->layout];
     if (has_pages(f)) {
         if (!lay_out(d, o->k, d->k_head_size, FOLIOI_PAGE_TOKENS, FOLIOI_PAGE_DIMS, &f->k,
-                     &f->k_at) ||
-            !lay_out(d, o->k, d->v_head_size, FOLIOI_PAGE_TOKENS, FOLIOI_PAGE_DIMS, &f->v,
+                     &f->k_at))
+            return false;
+        f->k_at.swizzle = FOLIOI_PAGE_SWIZZLE;
+        *v_offset = 0;
+        if (d->v_in_k) return true;
+        if (!lay_out(d, o->k, d->v_head_size, FOLIOI_PAGE_TOKENS, FOLIOI_PAGE_DIMS, &f->v,
                      &f->v_at))
             return false;
-        f->k_at.swizzle = f->v_at.swizzle = FOLIOI_PAGE_SWIZZLE;
+        f->v_at.swizzle = FOLIOI_PAGE_SWIZZLE;
         return share_buffer(f, PER_TILE, v_offset);
     }
     bool native = d->layout == FOLIO_LAYOUT_NATIVE;
@@ -279,7 +283,7 @@ const char *folioi_layout_id(const folioi_kv_format *format)
 {
     if (format->desc.layout != FOLIO_LAYOUT_NATIVE) return folio_layout_name(format->desc.layout);
     bool no_v = format->desc.v_in_k;
-    if (has_pages(format)) return "device-pages";
+    if (has_pages(format)) return no_v ? "device-pages-no-v" : "device-pages";
     if (format->on_device) return no_v ? "device-rows-no-v" : "device-rows";
     if (format->desc.block_size % 16 == 0) return no_v ? "host-packed16-no-v" : "host-packed16";
     return no_v ? "host-rows-no-v" : "host-rows";

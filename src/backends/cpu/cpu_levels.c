@@ -93,6 +93,7 @@ bool folioi_cpu_get_kernel(const folio_context *ctx, int32_t index, folio_contex
                                    .dtype = instances[index].bf16_queries ? FOLIO_BF16 : FOLIO_F32,
                                    .kv_dtype = instances[index].kv,
                                    .head_size = 128,
+                                   .v_head_size = 128,
                                    .min_rows = 1};
     return true;
 }

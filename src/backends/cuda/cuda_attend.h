@@ -97,6 +97,7 @@ typedef struct folioi_cuda_layer {
     int64_t lse_token, lse_head;
     const float *slopes, *sinks; /* [num_heads] or NULL */
     folio_bias bias;             /* strides of broadcast dims are 0 */
+    int32_t v_in_k;              /* V is the first numbers of K; v is a view of k */
     int32_t cached; /* keys come from the cache: all, or with append those of the context; the */
     int32_t append; /* others are rows of new_k and new_v */
     int32_t block_size;
@@ -169,7 +170,15 @@ typedef struct folioi_cuda_line {
     /* Can it compute this layer? rows: most of a sequence, with decode. */
     bool (*matches)(const struct folioi_cuda_line *line, const folioi_cuda_layer *layer,
                     const folioi_cuda_sm *sm, int32_t rows);
+    int32_t v_in_k; /* for layers with v_in_k, and no others */
 } folioi_cuda_line;
+
+static inline bool folioi_cuda_line_matches(const folioi_cuda_line *line,
+                                            const folioi_cuda_layer *layer,
+                                            const folioi_cuda_sm *sm, int32_t rows)
+{
+    return line->v_in_k == layer->v_in_k && line->matches(line, layer, sm, rows);
+}
 
 /** A plan's limits for one attention as one type; equal ones share their lists. Compared as bytes. */
 typedef struct folioi_cuda_limits {
@@ -194,7 +203,7 @@ static inline const folioi_cuda_line *folioi_cuda_pick(const folioi_cuda_chain *
                                                        const folioi_cuda_sm *sm, int32_t rows)
 {
     for (int i = 0; i < FOLIOI_CUDA_CHAIN && chain->lines[i] != NULL; i++)
-        if (chain->lines[i]->matches(chain->lines[i], layer, sm, rows)) return chain->lines[i];
+        if (folioi_cuda_line_matches(chain->lines[i], layer, sm, rows)) return chain->lines[i];
     return NULL;
 }
 
@@ -207,7 +216,7 @@ static inline folioi_cuda_chain folioi_cuda_choose(const folioi_cuda_line *(*fam
     const folioi_cuda_line *line;
     int count = 0;
     for (int32_t n = 0; (line = family(n)) != NULL; n++) {
-        if (!line->matches(line, prototype, sm, rows)) continue;
+        if (!folioi_cuda_line_matches(line, prototype, sm, rows)) continue;
         if (!line->is_flexible && count == FOLIOI_CUDA_CHAIN - 1) continue;
         chain.lines[count++] = line;
         if (line->is_flexible) break;

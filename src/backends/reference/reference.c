@@ -185,6 +185,7 @@ static bool get_kernel(const folio_context *ctx, int32_t index, folio_context_ke
                                    .dtype = FOLIO_F32,
                                    .kv_dtype = FOLIO_F32,
                                    .head_size = 128,
+                                   .v_head_size = 128,
                                    .min_rows = 1};
     return index == 0;
 }

@@ -29,6 +29,7 @@ static folioi_cuda_layer layer_of(const folioi_call *call)
         .slopes = t->slopes,
         .sinks = t->sinks,
         .bias = t->bias,
+        .v_in_k = a->v_in_k,
         .cached = call->cached,
         .append = call->append,
     };
@@ -184,7 +185,7 @@ static cudaError_t attend_prefills(const folioi_cuda_chain *chain, const folioi_
     cudaError_t error = cudaErrorNotSupported;
     for (int i = 0; i < FOLIOI_CUDA_CHAIN && error == cudaErrorNotSupported; i++) {
         const folioi_prefill_line *line = (const void *)chain->lines[i];
-        if (line != NULL && line->line.matches(&line->line, run->layer, &list->limits.sm, 0))
+        if (line != NULL && folioi_cuda_line_matches(&line->line, run->layer, &list->limits.sm, 0))
             error = line->launch(line, run, &list->prefill, &list->now.whole);
     }
     return error;

@@ -18,6 +18,7 @@ folioi_cuda_layer folioi_cuda_layer_prototype(const folioi_plan_shape *shape,
     l.num_kv_heads = a->num_kv_heads;
     l.k_dims = a->k_head_size;
     l.v_dims = a->v_head_size;
+    l.v_in_k = a->v_in_k;
     l.scale = a->scale;
     l.soft_cap = a->soft_cap;
     l.window_left = a->window_left;
@@ -30,7 +31,8 @@ folioi_cuda_layer folioi_cuda_layer_prototype(const folioi_plan_shape *shape,
     if (layout == FOLIO_LAYOUT_NATIVE &&
         kv_has_pages(l.kv_dtype, l.k_dims, l.v_dims, l.block_size)) {
         l.k.at.swizzle = FOLIOI_PAGE_SWIZZLE;
-        l.k.at.token_tile_stride = FOLIOI_PAGE_TOKENS * (int64_t)(l.k_dims + l.v_dims);
+        l.k.at.token_tile_stride =
+            FOLIOI_PAGE_TOKENS * (int64_t)(l.k_dims + (l.v_in_k ? 0 : l.v_dims));
     }
     l.v.at = l.k.at;
     if (layout == FOLIO_LAYOUT_XPACKED || layout == FOLIO_LAYOUT_XPACKED_1) {
@@ -88,14 +90,17 @@ static line_use example_of(const folioi_cuda_line *line, bool decode, const foli
         .dtype = line->dtype != 0 ? line->dtype : FOLIO_F16,
         .layout = layout,
         .head_size = line->k_dims - (line->is_flexible ? 8 : 0), /* one that no fixed line has */
-        .min_rows = decode ? 1 : FOLIOI_DECODE_MAX_ROWS + 1,
+        .min_rows = decode || line->v_in_k ? 1 : FOLIOI_DECODE_MAX_ROWS + 1,
+        .v_in_k = line->v_in_k,
     };
+    info->v_head_size = line->is_flexible ? info->head_size : line->v_dims;
     info->kv_dtype = line->kv != 0 ? line->kv : info->dtype;
     folioi_plan_shape shape = {.desc.block_size = 16, .layout = layout};
     folio_attention_desc a = {.num_heads = 1,
                               .num_kv_heads = 1,
                               .k_head_size = info->head_size,
-                              .v_head_size = info->head_size,
+                              .v_head_size = info->v_head_size,
+                              .v_in_k = info->v_in_k,
                               .dtype = info->dtype,
                               .kv_dtype = info->kv_dtype,
                               .scale = 1.0f};
@@ -142,6 +147,7 @@ bool folioi_cuda_get_kernel(const folio_context *ctx, int32_t index, folio_conte
                                    .dtype = FOLIO_F32,
                                    .kv_dtype = FOLIO_F32,
                                    .head_size = 128,
+                                   .v_head_size = 128,
                                    .min_rows = 1};
     return index == 0;
 }

@@ -72,6 +72,15 @@ static void share_counters(folioi_cuda_plan *p)
     }
 }
 
+/* Other layers run on the generic kernel, which needs none. */
+static bool has_lists(const folioi_cuda_plan *p, const folioi_cuda_layer *prototype)
+{
+    const folioi_cuda_sm *sm = &device_of(p->shape.ctx)->sm;
+    if (prototype->dtype == FOLIO_F32) return false;
+    return !prototype->v_in_k ||
+           folioi_cuda_choose(folioi_cuda_prefill_line, prototype, sm, 0).lines[0] != NULL;
+}
+
 void folioi_cuda_lists_init(folioi_cuda_plan *p)
 {
     const folioi_plan_shape *shape = &p->shape;
@@ -80,9 +89,9 @@ void folioi_cuda_lists_init(folioi_cuda_plan *p)
         for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++) {
             folioi_cuda_use *use = folioi_cuda_use_of(p, i, (folio_attention_type)t);
             use->list = -1;
-            if ((shape->types[i] & FOLIO_ATTENTION_BIT(t)) && a->dtype != FOLIO_F32 && !a->v_in_k) {
-                folioi_cuda_layer prototype =
-                    folioi_cuda_layer_prototype(shape, a, (folio_attention_type)t);
+            folioi_cuda_layer prototype =
+                folioi_cuda_layer_prototype(shape, a, (folio_attention_type)t);
+            if ((shape->types[i] & FOLIO_ATTENTION_BIT(t)) && has_lists(p, &prototype)) {
                 folioi_cuda_list list = list_of(shape, &prototype, (folio_attention_type)t);
                 for (use->list = 0; use->list < p->num_lists; use->list++)
                     if (is_same(&p->lists[use->list], &list)) break;

@@ -11,7 +11,7 @@ const folioi_cuda_line *folioi_cuda_prefill_line(int32_t n)
 {
     static const folioi_prefill_line *const parts[] = {
 #ifdef FOLIO_CUDA_HOPPER
-        folioi_prefill_hopper,
+        folioi_prefill_hopper, folioi_prefill_latent,
 #endif
         folioi_prefill_fixed, folioi_prefill_bytes, folioi_prefill_flexible};
     for (const folioi_prefill_line *part : parts)
@@ -87,7 +87,7 @@ void folioi_cuda_prefill_init(folioi_cuda_prefill_plan *plan, const folioi_cuda_
     folioi_prefill_shape *shape = &plan->shape;
     shape->group = prototype->num_heads / prototype->num_kv_heads;
     shape->queries = shape->group < first->rows ? first->rows / shape->group : 1;
-    if (shape->group <= FOLIOI_DECODE_MAX_ROWS)
+    if (shape->group <= FOLIOI_DECODE_MAX_ROWS && !prototype->v_in_k)
         shape->decode_rows = (int32_t)max_i64(shape->group, first->decode_rows);
     shape->window_left = prototype->window_left;
     shape->window_right = prototype->window_right;

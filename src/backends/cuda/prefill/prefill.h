@@ -46,8 +46,8 @@ typedef struct folioi_prefill_line {
 const folioi_cuda_line *folioi_cuda_prefill_line(int32_t n);
 
 /** The parts of the list, each compiled in its file; the last line of a part has no name. */
-extern const folioi_prefill_line folioi_prefill_hopper[], folioi_prefill_fixed[],
-    folioi_prefill_bytes[], folioi_prefill_flexible[];
+extern const folioi_prefill_line folioi_prefill_hopper[], folioi_prefill_latent[],
+    folioi_prefill_fixed[], folioi_prefill_bytes[], folioi_prefill_flexible[];
 
 /** Can flexible lines of some head size compute this layer? No other line takes more. */
 bool folioi_prefill_can(const folioi_cuda_layer *layer);

@@ -169,4 +169,72 @@ static __device__ __forceinline__ void multiply_columns(float (&o)[64], const ui
     else MULTIPLY_COLUMNS("f16");
 }
 
+/* ---- products of latent attention ---- */
+
+#define SUMS_64(x, i) SUMS_16(x, i), SUMS_16(x, i + 16), SUMS_16(x, i + 32), SUMS_16(x, i + 48)
+#define NAMES_80 NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define NAMES_96 NAMES_80 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define NAMES_112                                                                                  \
+    NAMES_96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
+#define NAMES_128                                                                                  \
+    NAMES_112 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+
+/* s[64][64] = a[64][16] b[64][16]^T, plus s where ADD; both in shared memory with neighbours along their 16. */
+#define MULTIPLY_SHARED(type)                                                                      \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" NAMES_32         \
+                 "},%32,%33,%34,1,1,0,0;"                                                          \
+                 : SUMS_16(s, 0), SUMS_16(s, 16)                                                   \
+                 : "l"(a), "l"(b), "n"(ADD))
+template <typename T, int ADD>
+static __device__ __forceinline__ void multiply_rows(float (&s)[32], uint64_t a, uint64_t b)
+{
+    if constexpr (IS_BF16<T>) MULTIPLY_SHARED("bf16");
+    else MULTIPLY_SHARED("f16");
+}
+
+/* o[64][256] += a[64][16] b[16][256]; b with neighbours along its 256, a in registers or as in multiply_rows. */
+#define MULTIPLY_WIDE(type)                                                                        \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " {" NAMES_128       \
+                 "},{%128,%129,%130,%131},%132,1,1,1,1;"                                           \
+                 : SUMS_64(o, 0), SUMS_64(o, 64)                                                   \
+                 : FACTORS(a), "l"(b))
+template <typename T>
+static __device__ __forceinline__ void multiply_columns(float (&o)[128], const uint32_t *a,
+                                                        uint64_t b)
+{
+    if constexpr (IS_BF16<T>) MULTIPLY_WIDE("bf16");
+    else MULTIPLY_WIDE("f16");
+}
+
+#define MULTIPLY_WIDE_SHARED(type)                                                                 \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " {" NAMES_128       \
+                 "},%128,%129,1,1,1,0,1;"                                                          \
+                 : SUMS_64(o, 0), SUMS_64(o, 64)                                                   \
+                 : "l"(a), "l"(b))
+template <typename T>
+static __device__ __forceinline__ void multiply_columns(float (&o)[128], uint64_t a, uint64_t b)
+{
+    if constexpr (IS_BF16<T>) MULTIPLY_WIDE_SHARED("bf16");
+    else MULTIPLY_WIDE_SHARED("f16");
+}
+
+/* ---- barriers of some of a block's warps, by number; and a warp's four matrices to shared memory ---- */
+
+static __device__ __forceinline__ void group_sync(int barrier, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+static __device__ __forceinline__ void group_arrive(int barrier, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+static __device__ __forceinline__ void stmatrix(uint32_t to, const uint32_t *r)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
 #endif
