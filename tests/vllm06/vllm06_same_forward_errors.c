@@ -178,7 +178,7 @@ static void bad_steps(v06 *r)
  * PyTorch would spread. */
 static void bad_biases(v06 *r)
 {
-    static const float x[24 * 24];
+    static const float x[2 * 21 * 21];
     static const struct {
         const call *c;
         folio_vllm06_bias first, second;
