@@ -310,7 +310,7 @@ int replay_main(int argc, char **argv)
     }
     if (!resolve(&x, &o)) return EXIT_USAGE;
     replay_trace trace;
-    replay_error error;
+    json_error error;
     if (x.trace == NULL) replay_trace_make(&trace, x.limit, o.seed);
     else if (!replay_trace_read(&trace, x.trace, x.limit, x.hash_block, &error)) {
         fprintf(stderr, "folio replay: %s: %s\n", x.trace, error.text);

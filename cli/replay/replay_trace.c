@@ -3,6 +3,7 @@
 #include "replay/replay_trace.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -106,10 +107,18 @@ bool replay_line_wrong(const replay_line *line, const char *at, const char *form
     return false;
 }
 
+bool replay_whole(double number, int64_t min, int64_t *value)
+{
+    if (!(number >= (double)min && number <= REPLAY_MAX_TOKENS && number == floor(number)))
+        return false;
+    *value = (int64_t)number;
+    return true;
+}
+
 static bool is_blank(const char *s) { return s[strspn(s, " \t\r")] == '\0'; }
 
 /* By the first line that is not blank: '{' begins JSON lines, anything else the head of a CSV. */
-static bool read_lines(FILE *file, replay_trace *t, int64_t limit, replay_error *error)
+static bool read_lines(FILE *file, replay_trace *t, int64_t limit, json_error *error)
 {
     enum { UNKNOWN, JSON, CSV } format = UNKNOWN;
     replay_columns columns = {0};
@@ -142,7 +151,7 @@ static bool read_lines(FILE *file, replay_trace *t, int64_t limit, replay_error 
 }
 
 bool replay_trace_read(replay_trace *t, const char *path, int64_t limit, int64_t hash_block,
-                       replay_error *error)
+                       json_error *error)
 {
     bool standard = strcmp(path, "-") == 0, ok = false;
     FILE *file = standard ? stdin : fopen(path, "r");

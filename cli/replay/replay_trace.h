@@ -8,6 +8,8 @@
 #ifndef FOLIO_REPLAY_TRACE_H
 #define FOLIO_REPLAY_TRACE_H
 
+#include "base/json_read.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -32,17 +34,12 @@ typedef struct replay_trace {
     int64_t prompt_tokens, output_tokens, longest; /* sums, and the largest of prompt + output */
 } replay_trace;
 
-/* Where a trace is wrong. */
-typedef struct replay_error {
-    char text[256];
-} replay_error;
-
 /*
  * Up to `limit` requests of a file ("-": standard input). False: error->text says why, with line and
  * column; nothing needs freeing.
  */
 bool replay_trace_read(replay_trace *t, const char *path, int64_t limit, int64_t hash_block,
-                       replay_error *error);
+                       json_error *error);
 /* The built-in one: conversations that share system prompts and grow turn by turn. */
 void replay_trace_make(replay_trace *t, int64_t limit, uint64_t seed);
 void replay_trace_free(replay_trace *t);
@@ -66,12 +63,16 @@ void *replay_alloc(int64_t count, size_t size);
 typedef struct replay_line {
     const char *text; /* without its end; terminated */
     int64_t number;   /* from 1 */
-    replay_error *error;
+    json_error *error;
 } replay_line;
 
 /* Fills error with "line L, column C: ..."; returns false. at: a place in the line. */
 bool replay_line_wrong(const replay_line *line, const char *at, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+
+/* Is this a number of tokens, from min to REPLAY_MAX_TOKENS? What is said of others: name, min and most. */
+bool replay_whole(double number, int64_t min, int64_t *value);
+#define REPLAY_WHOLE "%s is a whole number from %lld to %d"
 
 /* A line's request is added to the trace. */
 bool replay_json_line(const replay_line *line, replay_trace *t);
