@@ -1,10 +1,12 @@
 /* bench_rotate.c: see bench_rotate.h. Threads are started for each pass that is worth it. */
 #include "bench/bench_rotate.h"
 
-#include <pthread.h>
+#include "bench/bench_ceilings.h"
+
+#include <stdbool.h>
 #include <string.h>
 
-enum { MAX_THREADS = 256, FEW = 1 << 16 /* numbers: fewer are rotated by one thread */ };
+enum { FEW = 1 << 16 /* numbers: fewer are rotated by one thread */ };
 
 static float of_bf16(uint16_t h)
 {
@@ -41,39 +43,25 @@ static void turn_bf16(uint16_t *restrict to, const uint16_t *restrict from,
     }
 }
 
-typedef struct share {
-    const bench_pass *pass;
-    int64_t begin, end;
-} share;
-
-static void *rotate_share(void *arg)
+static double rotate_row(void *state, int64_t row, int64_t next)
 {
-    const share *s = arg;
-    const bench_pass *p = s->pass;
-    for (int64_t row = s->begin; row < s->end; row++)
-        for (int32_t h = 0; h < p->heads; h++) {
-            int64_t at = (row * p->heads + h) * p->head_size + p->first_dim;
-            const float *angles = p->table + p->positions[row] * p->num_dims;
-            if (p->dtype == FOLIO_F32)
-                turn_f32((float *)p->to + at, (const float *)p->from + at, angles, p->num_dims / 2);
-            else
-                turn_bf16((uint16_t *)p->to + at, (const uint16_t *)p->from + at, angles,
-                          p->num_dims / 2);
-        }
-    return NULL;
+    const bench_pass *p = state;
+    (void)next;
+    for (int32_t h = 0; h < p->heads; h++) {
+        int64_t at = (row * p->heads + h) * p->head_size + p->first_dim;
+        const float *angles = p->table + p->positions[row] * p->num_dims;
+        if (p->dtype == FOLIO_F32)
+            turn_f32((float *)p->to + at, (const float *)p->from + at, angles, p->num_dims / 2);
+        else
+            turn_bf16((uint16_t *)p->to + at, (const uint16_t *)p->from + at, angles,
+                      p->num_dims / 2);
+    }
+    return 0;
 }
 
-void bench_rotate(const bench_pass *p, int32_t threads)
+void bench_rotate(bench_pass *p, int32_t threads)
 {
-    pthread_t others[MAX_THREADS];
-    share shares[MAX_THREADS];
-    int32_t n = p->rows * p->heads * p->num_dims < FEW ? 1 : threads, started = 1;
-    if (n > MAX_THREADS) n = MAX_THREADS;
-    for (int32_t i = 0; i < n; i++) shares[i] = (share){p, p->rows * i / n, p->rows * (i + 1) / n};
-    while (started < n &&
-           pthread_create(&others[started], NULL, rotate_share, &shares[started]) == 0)
-        started++;
-    rotate_share(&shares[0]);
-    for (int32_t i = started; i < n; i++) rotate_share(&shares[i]);
-    for (int32_t i = 1; i < started; i++) pthread_join(others[i], NULL);
+    double seconds;
+    bool few = p->rows * p->heads * p->num_dims < FEW;
+    (void)bench_in_parallel(few ? 1 : threads, p->rows, rotate_row, p, &seconds);
 }

@@ -15,6 +15,6 @@ typedef struct bench_pass {
     const int64_t *positions;    /* [rows] */
 } bench_pass;
 
-void bench_rotate(const bench_pass *pass, int32_t threads);
+void bench_rotate(bench_pass *pass, int32_t threads);
 
 #endif
