@@ -14,6 +14,8 @@
 #include "bench/bench_device.h"
 #include "bench/bench_peers.h"
 
+#include "kit/layer.h"
+
 #include <folio/folio_vllm06.h>
 
 enum { MAX_GROUPS = 16, MAX_NAME = 64, MAX_LIST = 32, MAX_SECTIONS = 80 };
@@ -192,10 +194,7 @@ typedef struct rig {
     bench_device *device; /* NULL: the CPU */
     bench_graph *graph;   /* NULL: none */
     int64_t layers;
-    folio_attention *attention;
-    folio_kv_cache *cache;
-    folio_batch *batch;
-    folio_plan *plan;
+    kit_layer l;
     int32_t *blocks; /* [num_blocks], shuffled: the block tables, one after another */
     int64_t num_blocks;
     /* Memory of the context. */
