@@ -59,6 +59,10 @@ class Step:
         self.tables = np.split(order[:sum(counts)], np.cumsum(counts)[:-1])
         self.key_starts = np.cumsum([0, *seq_lens])
         self.query_starts = np.cumsum([0, *query_lens])
+        if self.cache.dtype in DTYPES:  # NaN in every slot that nothing is written to
+            rows = [np.full((len(order) * block_size, kv_heads, n), np.nan, DTYPES[dtype]) for n in (size, self.v_size)]
+            self.cache.write(0, arrays.put(rows[0]), None if v_in_k else arrays.put(rows[1]),
+                             np.arange(len(order) * block_size))
 
     def slots(self, i: int) -> np.ndarray:
         """The slots of all tokens of sequence i."""

@@ -46,7 +46,8 @@ def test_out_is_written_where_it_was_given(arrays: Arrays) -> None:
     plan.update(step.batch())
     out = arrays.put(np.full((4, 4 * 32), 7, np.float32))  # heads joined
     lse = arrays.put(np.full((4, 4), 7, np.float32))
-    result = plan.forward(*step.inputs(), cache=step.cache, out=out, lse=lse)
+    q, k, v = step.inputs()
+    result = plan.forward(arrays.put(step.q.reshape(4, 128)), k, v, cache=step.cache, out=out, lse=lse)
     assert result[0] is out and result[1] is lse
     expected, expected_lse = step.expected()
     check(arrays.get(out).reshape(4, 4, 32), expected)
@@ -218,6 +219,14 @@ def test_latent_attention(arrays: Arrays) -> None:
     plan = step.plan(step.attention(scale=0.1))
     plan.update(step.batch())
     check(arrays.get(plan.forward(*step.inputs(), cache=step.cache)), step.expected(scale=0.1)[0], "bf16")
+
+
+def test_value_heads_of_another_size(arrays: Arrays) -> None:
+    step = Step(arrays, *MIXED, size=64, v_size=32)
+    step.write_context()
+    plan = step.plan(step.attention())
+    plan.update(step.batch())
+    check(arrays.get(plan.forward(*step.inputs(), cache=step.cache)), step.expected()[0])
 
 
 def test_encoder_and_cross_attention(arrays: Arrays) -> None:
