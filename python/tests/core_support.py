@@ -91,6 +91,13 @@ class Step:
     def plan(self, attention: folio.Attention, **options: Any) -> folio.Plan:
         return folio.Plan(attention, cache=self.cache, max_seqs=8, max_query_tokens=512, max_seq_len=1024, **options)
 
+    def ready(self, batch: Optional[folio.Batch] = None, **options: Any) -> folio.Plan:
+        """A plan for this step, with these options of its attention; the keys before the new ones are stored."""
+        self.write_context()
+        plan = self.plan(self.attention(**options))
+        plan.update(self.batch() if batch is None else batch)
+        return plan
+
     def attention(self, **options: Any) -> folio.Attention:
         return folio.Attention(self.arrays.context, num_heads=self.heads, num_kv_heads=self.kv_heads,
                                head_size=self.size, v_head_size=self.v_size, dtype=self.dtype,

@@ -210,8 +210,7 @@ def test_fused_qkv(views: Arrays, dtype: str) -> None:
     qkv = random((21, (4 + 2 + 2) * 32), dtype)
     q, k, v = qkv[:, :128], qkv[:, 128:192], qkv[:, 192:]
     step = Step(views, [21], [21], dtype=dtype)
-    plan = step.plan(step.attention())
-    plan.update(step.batch())
+    plan = step.ready()
     expected = attention(q.reshape(21, 4, 32), k.reshape(21, 2, 32), v.reshape(21, 2, 32))[0]
     fused = views.put(qkv)
     out = plan.forward(fused[:, :128], fused[:, 128:192], fused[:, 192:], cache=step.cache)
@@ -240,9 +239,7 @@ def test_strided_out(views: Arrays) -> None:
 def test_expanded_bias(views: Arrays) -> None:
     """A dim that is repeated by a stride of 0 is broadcast."""
     step = Step(views, [3, 2], [20, 9])
-    step.write_context()
-    plan = step.plan(step.attention())
-    plan.update(step.batch())
+    plan = step.ready()
     bias = np.zeros(20, np.float32)
     bias[0] = -np.inf  # nobody sees the first key
     wide = views.put(bias).expand(2, 4, 3, 20) if views.library == "torch" else np.broadcast_to(bias, (2, 4, 3, 20))
@@ -278,8 +275,7 @@ def test_read_only_arrays_are_rejected() -> None:
     (lambda a: None, "NoneType is not an array"),
 ], ids=range(10))
 def test_bad_arrays(numpy_step: Step, change: Any, message: str) -> None:
-    plan = numpy_step.plan(numpy_step.attention())
-    plan.update(numpy_step.batch())
+    plan = numpy_step.ready()
     q, k, v = numpy_step.inputs()
     out = np.full_like(q, 7)
     with pytest.raises(folio.ArgumentError, match=message):
@@ -288,8 +284,7 @@ def test_bad_arrays(numpy_step: Step, change: Any, message: str) -> None:
 
 
 def test_the_library_s_sentence_is_the_exception_s_text(numpy_step: Step) -> None:
-    plan = numpy_step.plan(numpy_step.attention())
-    plan.update(numpy_step.batch())
+    plan = numpy_step.ready()
     q, k, v = numpy_step.inputs()
     out = np.full_like(q, 7)
     with pytest.raises(folio.ArgumentError) as caught:
@@ -460,8 +455,7 @@ def test_sparse_tensors_are_rejected() -> None:
 
 
 def test_read_only_lse(numpy_step: Step) -> None:
-    plan = numpy_step.plan(numpy_step.attention())
-    plan.update(numpy_step.batch())
+    plan = numpy_step.ready()
     lse = np.empty((5, 4), np.float32)
     lse.flags.writeable = False
     with pytest.raises(folio.ArgumentError, match="^lse is read-only$"):

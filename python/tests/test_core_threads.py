@@ -28,8 +28,7 @@ from numpy_math import check, random
 def big_step(context: folio.Context) -> tuple:
     """A forward that is worth threads."""
     step = Step(Arrays("numpy", "cpu", context), [256], [256], heads=8, kv_heads=8, size=64)
-    plan = step.plan(step.attention())
-    plan.update(step.batch())
+    plan = step.ready()
     return step, plan
 
 
@@ -92,8 +91,7 @@ def test_two_threads_are_inside_at_once(tmp_path: Path, monkeypatch: pytest.Monk
     step.cache.write(0, step.k, step.v, step.slots(0))
     monkeypatch.setattr(folio.context, "_openmp_executor", lambda _: (executor, native))
     step.arrays.context = folio.Context("cpu", threads="openmp")
-    plan = step.plan(step.attention())
-    plan.update(step.batch())
+    plan = step.ready()
     spaces = [plan.new_workspace() for _ in range(2)]
     outs: list = [None, None]
 
@@ -113,9 +111,7 @@ def test_two_threads_are_inside_at_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_threads_run_one_plan_with_workspaces_of_their_own(arrays: Arrays) -> None:
     step = Step(arrays, [1, 16], [400, 300])
-    step.write_context()
-    plan = step.plan(step.attention())
-    plan.update(step.batch())
+    plan = step.ready()
     q = step.inputs()[0]
     want = arrays.get(plan.forward(*step.inputs(), cache=step.cache))
     outs: list = []

@@ -24,10 +24,9 @@ class Step:
         names = dict(zip(DTYPES, ("f32", "f16", "bf16")))
         self.core = core_support.Step(core_support.Arrays("torch", device, context), *map(list, zip(*lens)), size=64,
                                       v_size=v_size, dtype=names[dtype])
-        self.core.write_context()
-        self.cache, self.attention = self.core.cache, self.core.attention(**options)
-        self.plan, self.batch = self.core.plan(self.attention), self.core.batch()
-        self.plan.update(self.batch)
+        self.cache, self.batch = self.core.cache, self.core.batch()
+        self.plan = self.core.ready(self.batch, **options)
+        self.attention = self.plan.attentions[0]
         self.q, self.k, self.v = self.core.inputs()
 
     def new(self):
