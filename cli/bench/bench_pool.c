@@ -16,8 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char command[] = "bench pool";
-
 static const char help[] =
     "usage: folio bench pool [OPTION]...\n\n"
     "Measures KV memory: nanoseconds per operation on a pool, its prefix cache, its sequences and its\n"
@@ -369,7 +367,7 @@ static int run_groups(bench_pool *b)
     r->started = term_seconds();
     for (int i = 0; i < NUM_GROUPS; i++) r->total += is_selected(r, &groups[i]);
     if (r->total == 0) {
-        fprintf(stderr, "folio %s: nothing ran: no case's name contains \"%s\"\n", command,
+        fprintf(stderr, "folio bench pool: nothing ran: no case's name contains \"%s\"\n",
                 r->filter);
         return EXIT_FAILED;
     }
@@ -388,7 +386,6 @@ static int run_groups(bench_pool *b)
 
 int bench_pool_main(int argc, char **argv)
 {
-    static char name[sizeof command];
     bench_pool b = {.report = {.topic = "pool", .seed = 1, .block_size = 16}};
     bench_report *r = &b.report;
     r->after = (bench_after){.output = "md", .format = &bench_report_format, .run = r};
@@ -403,18 +400,16 @@ int bench_pool_main(int argc, char **argv)
         BENCH_AFTER_OPTIONS(&r->after),
         {.name = NULL},
     };
-    memcpy(name, command, sizeof command);
-    argv[0] = name; /* complaints name the topic too */
     int status;
     if (!args_run(argc, argv, table, help, &status)) return status;
     status = bench_after_check(&r->after, argc, argv, table);
     if (status != EXIT_OK) return status;
-    if (!bench_parse_list(command, "blocks", blocks, 256, 100000000, b.blocks, &b.num_blocks) ||
-        !bench_parse_list(command, "threads", threads, 1, MAX_THREADS, b.threads, &b.num_threads) ||
-        !bench_parse_seconds(command, "seconds", seconds, &r->seconds))
+    if (!bench_parse_list(argv[0], "blocks", blocks, 256, 100000000, b.blocks, &b.num_blocks) ||
+        !bench_parse_list(argv[0], "threads", threads, 1, MAX_THREADS, b.threads, &b.num_threads) ||
+        !bench_parse_seconds(argv[0], "seconds", seconds, &r->seconds))
         return EXIT_USAGE;
     b.block_size = (int32_t)r->block_size;
-    status = bench_after_open(&r->after, command, r->topic);
+    status = bench_after_open(&r->after, argv[0], r->topic);
     if (status != EXIT_OK) return status;
     return r->after.from ? bench_after_from(&r->after) : run_groups(&b);
 }

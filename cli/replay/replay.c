@@ -5,6 +5,7 @@
 #include "base/args.h"
 #include "base/commands.h"
 #include "base/interrupt.h"
+#include "base/levels.h"
 #include "base/term.h"
 #include "replay/replay_engine.h"
 #include "replay/replay_live.h"
@@ -204,7 +205,6 @@ typedef struct texts {
 static bool resolve(const texts *x, replay_options *o)
 {
     int64_t bytes;
-    folio_backend_info known = {.struct_size = sizeof known};
     const char *memory = x->memory ? x->memory : "1G";
     if (!parse_heads(x->heads, o) || !parse_real("speed", x->speed, 1e9, &o->speed) ||
         !parse_real("verify", x->verify, 100, &o->verify) || !parse_size(memory, &bytes))
@@ -219,9 +219,7 @@ static bool resolve(const texts *x, replay_options *o)
     o->prefill_first = strcmp(x->policy, "prefill-first") == 0;
     o->admit_chunk = strcmp(x->admit, "chunk") == 0;
     o->swap = strcmp(x->preempt, "swap") == 0;
-    if (strcmp(o->backend, "auto") != 0 && folio_backend_get_info(o->backend, &known) != FOLIO_OK)
-        return args_complain("replay", "unknown backend '%s'; 'folio info' lists them", o->backend),
-               false;
+    if (strcmp(o->backend, "auto") != 0 && !backend_is_known("replay", o->backend)) return false;
     if (o->head_size % 8 != 0)
         return args_complain("replay", "--head-size takes a multiple of 8, not %d",
                              (int)o->head_size),

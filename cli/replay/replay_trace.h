@@ -9,6 +9,7 @@
 #define FOLIO_REPLAY_TRACE_H
 
 #include "base/json_read.h"
+#include "kit/kit.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -51,9 +52,6 @@ void replay_trace_add(replay_trace *t, double arrival, int64_t prompt_len, int64
 void replay_trace_finish(replay_trace *t);
 
 uint64_t replay_token(const replay_trace *t, const replay_request *r, int64_t position);
-
-/* Every input bit reaches every output bit. */
-uint64_t replay_mix(uint64_t x);
 
 /* Memory that is there, or the program ends. Zeros. */
 void *replay_alloc(int64_t count, size_t size);
