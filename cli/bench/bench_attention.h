@@ -229,12 +229,20 @@ bool bench_rig_time(const rig *r, int64_t launches, bool (*call)(const void *, c
 
 void bench_rig_close(rig *r);
 
+/* The first dim that rotates, and all from there on: of latents those behind V. */
+int32_t bench_first_turned(const setting *s);
+
 /* The head size of V. */
 int32_t bench_v_size(const setting *s);
 
 /* Floating-point operations of a forward, and the bytes of K and V that it has to read. */
 double bench_flops(const setting *s);
 double bench_kv_bytes(const setting *s);
+
+/* ---- bench_rotate.c */
+
+/* q and k in a pass before the forward, at the positions of the batch. */
+bool bench_rotate(const rig *r);
 
 /* ---- bench_ancestors.c */
 

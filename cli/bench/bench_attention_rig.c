@@ -5,7 +5,6 @@
  */
 #include "base/term.h"
 #include "bench/bench_attention.h"
-#include "bench/bench_rotate.h"
 #include "kit/kit.h"
 
 #include <math.h>
@@ -137,15 +136,14 @@ static bool make_numbers(const rig *r, uint64_t *state, int64_t numbers, int whi
            bench_device_fill(r->device, *to, dtype, numbers, seed_of(*state, r->layers + which));
 }
 
-/* New keys and values; what rotates them, in the forward or in a pass of its own. */
-/* The first dim that rotates, and all from there on: of latents those behind V. */
-static int32_t first_turned(const setting *s) { return s->with->latent ? bench_v_size(s) : 0; }
+int32_t bench_first_turned(const setting *s) { return s->with->latent ? bench_v_size(s) : 0; }
 
+/* New keys and values; what rotates them, in the forward or in a pass of its own. */
 static bool make_rotary(rig *r, uint64_t *state)
 {
     const setting *s = &r->of;
     int64_t numbers = s->what->rows * s->heads.kv_heads * s->head_size;
-    int32_t first = first_turned(s), dims = s->head_size - first;
+    int32_t first = bench_first_turned(s), dims = s->head_size - first;
     folio_rotary_desc desc = FOLIO_WITH(folio_rotary_desc, .first_dim = first, .num_dims = dims,
                                         .num_positions = s->what->longest);
     if (!s->with->rotary && !s->with->stores && !s->with->private_slots) return true;
@@ -297,35 +295,6 @@ void bench_rig_close(rig *r)
     free(r->table);
 }
 
-/* q and k in a pass before the forward, at the positions of the batch. */
-static bool rotate_before(const rig *r)
-{
-    const setting *s = &r->of;
-    folio_batch_view view = {.struct_size = sizeof view};
-    if (!bench_ok(
-            folio_batch_get_view(r->l.batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_AUTO, &view),
-            "folio_batch_get_view"))
-        return false;
-    int32_t first = first_turned(s);
-    bench_pass q = {.to = r->q_turned,
-                    .from = r->q,
-                    .dtype = s->dtype,
-                    .rows = s->what->rows,
-                    .heads = s->heads.heads,
-                    .head_size = s->head_size,
-                    .first_dim = first,
-                    .num_dims = s->head_size - first,
-                    .table = r->table,
-                    .positions = view.positions};
-    bench_pass k = q;
-    k.to = r->k_turned;
-    k.from = r->k;
-    k.heads = s->heads.kv_heads;
-    bench_rotate(&q, r->num_threads);
-    bench_rotate(&k, r->num_threads);
-    return true;
-}
-
 static folio_tensors tensors_of(const rig *r)
 {
     folio_tensors tensors = FOLIO_WITH(
@@ -357,7 +326,7 @@ static bool forward_layers(const rig *r, const folio_run *run)
 {
     folio_tensors tensors = tensors_of(r);
     folio_status status = FOLIO_OK;
-    if (r->table && !rotate_before(r)) return false;
+    if (r->table && !bench_rotate(r)) return false;
     for (int32_t layer = 0; layer < r->layers && status == FOLIO_OK; layer++)
         status = folio_attention_forward(r->l.plan, 0, FOLIO_ATTENTION_DECODER, r->l.cache, layer,
                                          &tensors, run);
