@@ -280,7 +280,7 @@ bool bench_rig_open(rig *r, folio_context *ctx, bench_device *device, const sett
 void bench_rig_close(rig *r)
 {
     size_t bytes = (size_t)r->of.heads.heads * sizeof(float);
-    bench_graph_free(r->graph);
+    if (r->graph) bench_graph_free(r->graph);
     kit_layer_close(&r->l);
     free(r->blocks);
     folio_memory_destroy(r->ctx, FOLIO_MEMORY_DEVICE, r->q, r->q_bytes);
