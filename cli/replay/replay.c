@@ -71,22 +71,29 @@ static folio_dtype dtype_named(const char *name)
     return FOLIO_F32;
 }
 
+int64_t replay_cache_bytes(const replay_options *o, int64_t blocks)
+{
+    folio_kv_cache_desc desc =
+        FOLIO_WITH(folio_kv_cache_desc, .num_blocks = blocks, .num_layers = o->layers,
+                   .block_size = o->block_size, .num_kv_heads = o->kv_heads,
+                   .k_head_size = o->head_size, .dtype = o->kv_dtype);
+    folio_kv_cache_shape shape = {.struct_size = sizeof shape};
+    if (blocks == 0) return 0;
+    return folio_kv_cache_get_shape(o->backend, &desc, &shape) == FOLIO_OK ? shape.total_bytes : -1;
+}
+
 /* As many blocks as fit. */
 static bool blocks_in(const replay_options *o, int64_t bytes, int64_t *blocks)
 {
-    folio_kv_cache_desc desc =
-        FOLIO_WITH(folio_kv_cache_desc, .num_layers = o->layers, .block_size = o->block_size,
-                   .num_kv_heads = o->kv_heads, .k_head_size = o->head_size, .dtype = o->kv_dtype);
     int64_t low = 0, high = INT32_MAX;
     while (low < high) {
-        folio_kv_cache_shape shape = {.struct_size = sizeof shape};
-        desc.num_blocks = low + (high - low + 1) / 2;
-        if (folio_kv_cache_get_shape(o->backend, &desc, &shape) != FOLIO_OK) {
+        int64_t middle = low + (high - low + 1) / 2, needed = replay_cache_bytes(o, middle);
+        if (needed < 0) {
             fprintf(stderr, "folio replay: %s\n", folio_last_error());
             return false;
         }
-        if (shape.total_bytes <= bytes) low = desc.num_blocks;
-        else high = desc.num_blocks - 1;
+        if (needed <= bytes) low = middle;
+        else high = middle - 1;
     }
     *blocks = low;
     return true;
