@@ -1,6 +1,8 @@
 /*
  * completion.c: `folio completion SHELL`: a script that lets a shell complete commands, topics, options, choices and
- * file names. It is made from the commands' own tables and help (help_text.h).
+ * file names. The script asks the program, by `folio completion words WORD...`, what the last word may be: one offer a
+ * line, behind a tab what it is; "files" alone stands for names of files. Offers are from the commands' own tables and
+ * help (help_text.h).
  */
 #include "base/args.h"
 #include "base/commands.h"
@@ -23,284 +25,132 @@ static const char help[] =
     "exit status\n"
     "  0  success    2  invalid command line\n";
 
-typedef void visit_command(const help_text *h, const subcommand *of, const subcommand *topic);
+/* ---- Offers */
 
-static void for_all(visit_command *visit)
+static void offer_commands(const subcommand *of)
 {
-    for (const subcommand *c = commands; c->name; c++) {
-        help_text *h = help_text_of(c, NULL);
-        visit(h, c, NULL);
-        help_text_free(h);
-        for (const subcommand *t = c->topics; t && t->name; t++) {
-            h = help_text_of(c, t);
-            visit(h, c, t);
-            help_text_free(h);
-        }
-    }
+    for (; of && of->name; of++) printf("%s\t%s\n", of->name, of->summary);
 }
 
-/* ---- bash */
-
-/* "a|b" as "a b". */
-static void put_choices(const char *choices)
+static const subcommand *find_command(const subcommand *list, const char *name)
 {
-    for (; *choices; choices++) putchar(*choices == '|' ? ' ' : *choices);
+    for (; list && list->name; list++)
+        if (strcmp(list->name, name) == 0) return list;
+    return NULL;
 }
 
-/* The words before a value: "bench --output"|"bench -o". */
-static void bash_pattern(const help_text *h, const help_option *o)
+/* "a|b" as two lines, or what stands for files. */
+static void offer_values(const help_option *o)
 {
-    printf("        \"%s --%s\"", h->name, o->name);
-    if (o->letter) printf("|\"%s -%c\"", h->name, o->letter);
-    printf(") ");
+    for (const char *c = o->choices; c && *c; c++) putchar(*c == '|' ? '\n' : *c);
+    puts(o->choices == NULL && help_takes_file(o) ? "files" : "");
 }
 
-static void bash_values(const help_text *h, const subcommand *of, const subcommand *topic)
+/* The option that a word names, if a value follows it. */
+static const help_option *takes_next(const help_text *h, const char *word)
 {
-    (void)of;
-    (void)topic;
     for (int i = 0; i < h->num_options; i++) {
         const help_option *o = &h->options[i];
-        if (o->kind == ARG_FLAG || o->kind == ARG_OPERAND) continue;
-        bash_pattern(h, o);
-        if (o->choices) {
-            printf("_folio_words \"");
-            put_choices(o->choices);
-            printf("\"; ");
-        } else if (help_takes_file(o)) {
-            printf("_folio_files; ");
-        }
-        printf("return ;;\n");
+        if (o->kind == ARG_FLAG || o->kind == ARG_OPERAND || word[0] != '-') continue;
+        if (word[1] == '-' ? strcmp(word + 2, o->name) == 0
+                           : o->letter && word[1] == o->letter && word[2] == '\0')
+            return o;
     }
+    return NULL;
 }
 
-static void bash_options(const help_text *h, const subcommand *of, const subcommand *topic)
+/* What may stand behind a command: its options after a dash, else its operand and its topics. */
+static void offer_words(const help_text *h, const char *last, const subcommand *topics)
 {
-    const help_option *operand = NULL;
-    printf("        \"%s\") options=\"", h->name);
+    if (last[0] == '-') puts("--help\tits help");
+    else offer_commands(topics);
     for (int i = 0; i < h->num_options; i++) {
-        if (h->options[i].kind != ARG_OPERAND) printf("--%s ", h->options[i].name);
-        else operand = &h->options[i];
-    }
-    printf("--help\"");
-    if (operand && operand->choices) {
-        printf("; words=\"");
-        put_choices(operand->choices);
-        printf("\"");
-    } else if (operand && help_takes_file(operand)) {
-        printf("; files=yes");
-    }
-    if (!topic && of->topics) {
-        printf("; [ \"$COMP_CWORD\" -ne 2 ] || words=\"");
-        for (const subcommand *t = of->topics; t->name; t++) printf("%s ", t->name);
-        printf("\"");
-    }
-    printf(" ;;\n");
-}
-
-static void print_bash(void)
-{
-    printf("# bash completion for folio, by 'folio completion bash'\n"
-           "_folio_words() { mapfile -t COMPREPLY < <(compgen -W \"$1\" -- \"$cur\"); }\n"
-           "_folio_files() {\n"
-           "    compopt -o filenames 2> /dev/null\n"
-           "    mapfile -t COMPREPLY < <(compgen -f -- \"$cur\")\n"
-           "}\n"
-           "_folio() {\n"
-           "    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]}\n"
-           "    local command=${COMP_WORDS[1]} options= words= files=\n"
-           "    COMPREPLY=()\n"
-           "    if [ \"$COMP_CWORD\" -eq 1 ]; then\n"
-           "        _folio_words \"");
-    for (const subcommand *c = commands; c->name; c++) printf("%s ", c->name);
-    printf("help --help --version\"\n        return\n    fi\n"
-           "    if [ \"$COMP_CWORD\" -gt 2 ]; then\n"
-           "        case \"$command ${COMP_WORDS[2]}\" in\n");
-    for (const subcommand *c = commands; c->name; c++)
-        for (const subcommand *t = c->topics; t && t->name; t++)
-            printf("        \"%s %s\") command=\"%s %s\" ;;\n", c->name, t->name, c->name, t->name);
-    printf("        esac\n    fi\n    case \"$command $prev\" in\n");
-    for_all(bash_values);
-    printf("    esac\n    case \"$command\" in\n        help) words=\"");
-    for (const subcommand *c = commands; c->name; c++) printf("%s ", c->name);
-    printf("\" ;;\n");
-    for_all(bash_options);
-    printf(
-        "    esac\n"
-        "    case \"$cur\" in\n"
-        "        -*) _folio_words \"$options\" ;;\n"
-        "        *) if [ -n \"$files\" ]; then _folio_files; else _folio_words \"$words\"; fi ;;\n"
-        "    esac\n"
-        "}\n"
-        "complete -F _folio folio\n");
-}
-
-/* ---- zsh */
-
-/* Inside '...' and [...] of a specification. */
-static void put_escaped(const char *text, const char *special)
-{
-    for (; *text; text++) {
-        if (*text == '\'') {
-            printf("'\\''");
-            continue;
-        }
-        if (strchr(special, *text)) putchar('\\');
-        putchar(*text);
+        const help_option *o = &h->options[i];
+        if (o->kind == ARG_OPERAND && last[0] != '-') offer_values(o);
+        if (o->kind != ARG_OPERAND && last[0] == '-') printf("--%s\t%s\n", o->name, o->what);
     }
 }
 
-/* What stands for a value. */
-static void zsh_value(const help_option *o)
+/* words: those behind the program's name. */
+static void offer(int count, char **words)
 {
-    printf(":");
-    put_escaped(o->takes, ":\\");
-    printf(":");
-    if (o->choices) printf("("), put_choices(o->choices), printf(")");
-    else printf(help_takes_file(o) ? "_files" : " ");
-}
-
-static void zsh_option(const help_option *o)
-{
-    printf(" \\\n            ");
-    if (o->kind == ARG_OPERAND) {
-        printf("'1:");
-        zsh_value(o);
-        printf("'");
+    const char *last = count > 0 ? words[count - 1] : "";
+    const subcommand *c = count > 1 ? find_command(commands, words[0]) : NULL;
+    if (c == NULL) {
+        if (count < 2 || strcmp(words[0], "help") == 0) offer_commands(commands);
+        if (count < 2)
+            puts("help\tthe help of a command\n--help\tits help\n--version\tits version");
         return;
     }
-    if (o->letter) printf("'(-%c --%s)'{-%c,--%s}'[", o->letter, o->name, o->letter, o->name);
-    else printf("'--%s[", o->name);
-    put_escaped(o->what, "[]\\");
-    printf("]");
-    if (o->kind != ARG_FLAG) zsh_value(o);
-    printf("'");
+    const subcommand *topic = count > 2 ? find_command(c->topics, words[1]) : NULL;
+    help_text *h = help_text_of(c, topic);
+    const help_option *before = takes_next(h, words[count - 2]);
+    if (before) offer_values(before);
+    else offer_words(h, last, count == 2 ? c->topics : NULL);
+    help_text_free(h);
 }
 
-static void zsh_command(const help_text *h, const subcommand *of, const subcommand *topic)
-{
-    printf("        \"%s\") _arguments '(-h --help)'{-h,--help}'[its help]'", h->name);
-    for (int i = 0; i < h->num_options; i++) zsh_option(&h->options[i]);
-    if (!topic && of->topics) {
-        printf(" \\\n            '1::topic:((");
-        for (const subcommand *t = of->topics; t->name; t++) {
-            printf("%s\\:\"", t->name);
-            put_escaped(t->summary, ":\\");
-            printf("\" ");
-        }
-        printf("))'");
-    }
-    printf(" ;;\n");
-}
+/* ---- Scripts */
 
-static void print_zsh(void)
-{
-    printf("#compdef folio\n"
-           "# zsh completion for folio, by 'folio completion zsh'\n"
-           "_folio() {\n"
-           "    local -a commands\n"
-           "    commands=(\n");
-    for (const subcommand *c = commands; c->name; c++) {
-        printf("        '%s:", c->name);
-        put_escaped(c->summary, ":\\");
-        printf("'\n");
-    }
-    printf("    )\n"
-           "    if (( CURRENT == 2 )); then\n"
-           "        _describe command commands\n"
-           "        _arguments '--help[its help]' '--version[its version]'\n"
-           "        return\n"
-           "    fi\n"
-           "    local command=$words[2]\n"
-           "    shift words\n"
-           "    (( CURRENT-- ))\n"
-           "    if (( CURRENT > 2 )); then\n"
-           "        case \"$command $words[2]\" in\n");
-    for (const subcommand *c = commands; c->name; c++)
-        for (const subcommand *t = c->topics; t && t->name; t++)
-            printf("            \"%s %s\") command=\"%s %s\"; shift words; (( CURRENT-- )) ;;\n",
-                   c->name, t->name, c->name, t->name);
-    printf("        esac\n"
-           "    fi\n"
-           "    case $command in\n"
-           "        help) _describe command commands ;;\n");
-    for_all(zsh_command);
-    printf("    esac\n"
-           "}\n"
-           "if [[ $funcstack[1] == _folio ]]; then _folio \"$@\"; else compdef _folio folio; fi\n");
-}
+static const char bash_script[] =
+    "# bash completion for folio, by 'folio completion bash'\n"
+    "_folio() {\n"
+    "    local cur=${COMP_WORDS[COMP_CWORD]} offers\n"
+    "    offers=$(\"${COMP_WORDS[0]}\" completion words \"${COMP_WORDS[@]:1:COMP_CWORD}\" 2> /dev/null |\n"
+    "        cut -f 1)\n"
+    "    if [ \"$offers\" = files ]; then\n"
+    "        compopt -o filenames 2> /dev/null\n"
+    "        mapfile -t COMPREPLY < <(compgen -f -- \"$cur\")\n"
+    "    else\n"
+    "        mapfile -t COMPREPLY < <(compgen -W \"$offers\" -- \"$cur\")\n"
+    "    fi\n"
+    "}\n"
+    "complete -F _folio folio\n";
 
-/* ---- fish */
+static const char zsh_script[] =
+    "#compdef folio\n"
+    "# zsh completion for folio, by 'folio completion zsh'\n"
+    "_folio() {\n"
+    "    local -a offers\n"
+    "    offers=(\"${(@f)$(\"${words[1]}\" completion words \"${(@)words[2,CURRENT]}\" 2> /dev/null)}\")\n"
+    "    if [[ $offers == files ]]; then\n"
+    "        _files\n"
+    "    else\n"
+    "        offers=(\"${(@)${(@)offers//:/\\\\:}/$'\\t'/:}\")\n"
+    "        _describe folio offers\n"
+    "    fi\n"
+    "}\n"
+    "if [[ $funcstack[1] == _folio ]]; then _folio \"$@\"; else compdef _folio folio; fi\n";
 
-static void fish_condition(const help_text *h, const subcommand *of, const subcommand *topic)
-{
-    (void)h;
-    printf("complete -c folio -n '__fish_seen_subcommand_from %s", of->name);
-    if (topic) printf("; and __fish_seen_subcommand_from %s", topic->name);
-    else if (of->topics) {
-        printf("; and not __fish_seen_subcommand_from");
-        for (const subcommand *t = of->topics; t->name; t++) printf(" %s", t->name);
-    }
-    printf("'");
-}
-
-static void fish_command(const help_text *h, const subcommand *of, const subcommand *topic)
-{
-    for (int i = 0; i < h->num_options; i++) {
-        const help_option *o = &h->options[i];
-        fish_condition(h, of, topic);
-        if (o->kind != ARG_OPERAND) printf(" -l %s", o->name);
-        if (o->letter) printf(" -s %c", o->letter);
-        if (o->choices) {
-            printf(o->kind == ARG_OPERAND ? " -a '" : " -x -a '");
-            put_choices(o->choices);
-            printf("'");
-        } else if (help_takes_file(o)) printf(o->kind == ARG_OPERAND ? " -F" : " -r -F");
-        else if (o->kind != ARG_FLAG) printf(" -x");
-        printf(" -d '");
-        put_escaped(o->what[0] ? o->what : o->takes, "\\");
-        printf("'\n");
-    }
-    fish_condition(h, of, topic);
-    printf(" -s h -l help -d 'its help'\n");
-    for (const subcommand *t = topic ? NULL : of->topics; t && t->name; t++) {
-        fish_condition(h, of, NULL);
-        printf(" -a %s -d '", t->name);
-        put_escaped(t->summary, "\\");
-        printf("'\n");
-    }
-}
-
-static void print_fish(void)
-{
-    printf("# fish completion for folio, by 'folio completion fish'\n"
-           "complete -c folio -f\n"
-           "complete -c folio -n __fish_use_subcommand -s h -l help -d 'its help'\n"
-           "complete -c folio -n __fish_use_subcommand -l version -d 'its version'\n");
-    for (const subcommand *c = commands; c->name; c++) {
-        printf("complete -c folio -n __fish_use_subcommand -a %s -d '", c->name);
-        put_escaped(c->summary, "\\");
-        printf("'\n");
-    }
-    for_all(fish_command);
-}
+static const char fish_script[] =
+    "# fish completion for folio, by 'folio completion fish'\n"
+    "function __folio_offers\n"
+    "    set -l words (commandline -opc) (commandline -ct)\n"
+    "    set -l offers ($words[1] completion words $words[2..] 2> /dev/null)\n"
+    "    if test \"$offers\" = files\n"
+    "        __fish_complete_path $words[-1]\n"
+    "    else\n"
+    "        string join \\n -- $offers\n"
+    "    end\n"
+    "end\n"
+    "complete -c folio -f -a '(__folio_offers)'\n";
 
 /* ---- The command */
 
 int completion_main(int argc, char **argv)
 {
     static const struct {
-        const char *name;
-        void (*print)(void);
-    } shells[] = {{"bash", print_bash}, {"zsh", print_zsh}, {"fish", print_fish}};
+        const char *name, *script;
+    } shells[] = {{"bash", bash_script}, {"zsh", zsh_script}, {"fish", fish_script}};
     const char *shell = NULL;
     const arg_option table[] = {
         {.name = "SHELL", .kind = ARG_OPERAND, .value = &shell, .choices = "bash|zsh|fish"},
         {.name = NULL},
     };
     int status;
+    if (argc > 1 && strcmp(argv[1], "words") == 0) return offer(argc - 2, argv + 2), EXIT_OK;
     if (!args_run(argc, argv, table, help, &status)) return status;
     for (int i = 0; i < 3 && shell; i++)
-        if (strcmp(shell, shells[i].name) == 0) return shells[i].print(), EXIT_OK;
+        if (strcmp(shell, shells[i].name) == 0) return fputs(shells[i].script, stdout), EXIT_OK;
     return args_complain("completion", "which shell? bash, zsh or fish");
 }

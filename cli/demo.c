@@ -5,6 +5,7 @@
  */
 #include "base/args.h"
 #include "base/commands.h"
+#include "base/levels.h"
 #include "base/term.h"
 #include "kit/kit.h"
 
@@ -234,9 +235,7 @@ int demo_main(int argc, char **argv)
     };
     int status;
     if (!args_run(argc, argv, options, help, &status)) return status;
-    folio_backend_info known = {.struct_size = sizeof known};
-    if (strcmp(backend, "auto") != 0 && folio_backend_get_info(backend, &known) != FOLIO_OK)
-        return args_complain("demo", "unknown backend '%s'; 'folio info' lists them", backend);
+    if (strcmp(backend, "auto") != 0 && !backend_is_known("demo", backend)) return EXIT_USAGE;
     folio_context *ctx = kit_context(backend, NULL, (int32_t)threads);
     folio_context *reference = ctx ? kit_context("reference", NULL, 1) : NULL;
     status = EXIT_FAILED;

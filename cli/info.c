@@ -115,30 +115,13 @@ static void each_kernel(const char *backend, void *to,
 
 /* ---- Text */
 
-static void print_words(const char *label, int32_t count,
-                        const char *(*word)(const void *, int32_t), const void *of)
+/* Text wrapped at 100 columns under a label, which stands behind an indentation in a column so wide. */
+static void print_wrapped(int indent, int width, const char *label, const char *text)
 {
-    int column = printf("  %-10s", label);
-    for (int32_t i = 0; i < count; i++) {
-        const char *w = word(of, i);
-        if (column + (int)strlen(w) + 2 > 100) column = printf("\n  %-10s", "") - 1;
-        column += printf(" %s", w);
-    }
-    printf("\n");
-}
-
-static const char *layout_word(const void *of, int32_t i)
-{
-    return folio_layout_name(((const folio_backend_info *)of)->layouts[i]);
-}
-
-/* Text wrapped at 100 columns under a label. */
-static void print_wrapped(const char *label, const char *text)
-{
-    int column = printf("    %-18s", label);
+    int column = printf("%*s%-*s", indent, "", width, label);
     while (*text) {
         size_t length = strcspn(text, " \n");
-        if (column + 1 + (int)length > 100) column = printf("\n    %-18s", "") - 1;
+        if (column + 1 + (int)length > 100) column = printf("\n%*s", indent + width, "") - 1;
         column += printf(" %.*s", (int)length, text);
         text += length;
         text += strspn(text, " \n");
@@ -187,7 +170,12 @@ static void print_backend(const folio_backend_info *info)
     print_levels(info);
     int count = 0;
     each_kernel(info->name, &count, print_kernel);
-    print_words("layouts", info->num_layouts, layout_word, info);
+    char layouts[512] = "";
+    for (int32_t i = 0; i < info->num_layouts; i++) {
+        size_t used = strlen(layouts);
+        snprintf(layouts + used, sizeof layouts - used, "%s ", folio_layout_name(info->layouts[i]));
+    }
+    print_wrapped(2, 10, "layouts", layouts);
     printf("  %-10s multiples of 8 up to %d\n", "head sizes", (int)info->max_head_size);
     int32_t supported = 0;
     for (int32_t i = 0; i < info->num_features; i++) supported += info->features[i].supported != 0;
@@ -195,7 +183,7 @@ static void print_backend(const folio_backend_info *info)
            supported < info->num_features ? ", without" : "");
     for (int32_t i = 0; i < info->num_features; i++)
         if (!info->features[i].supported)
-            print_wrapped(info->features[i].name, info->features[i].reason);
+            print_wrapped(4, 18, info->features[i].name, info->features[i].reason);
 }
 
 static void print_text(const backend_list *list)

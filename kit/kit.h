@@ -243,6 +243,8 @@ typedef enum kit_tensor {
     KIT_USER /* and above: free for callers */
 } kit_tensor;
 
+/* Every input bit reaches every output bit. */
+uint64_t kit_mix(uint64_t x);
 uint64_t kit_random_bits(uint64_t seed, int32_t tensor, int64_t id, int64_t token, int64_t head,
                          int64_t dim);
 /* Uniform in [-2, 2). */

@@ -8,8 +8,8 @@ static folio_status make_attention(kit_layer *l, const kit_layer_desc *d, folio_
         &FOLIO_WITH(folio_attention_desc, .num_heads = d->num_heads,
                     .num_kv_heads = d->num_kv_heads, .k_head_size = d->k_head_size,
                     .v_head_size = d->v_head_size, .dtype = dtype, .kv_dtype = d->kv_dtype,
-                    .windowed = d->window > 0, .window_left = d->window > 0 ? d->window - 1 : 0,
-                    .v_in_k = d->v_in_k),
+                    .soft_cap = d->soft_cap, .windowed = d->window > 0,
+                    .window_left = d->window > 0 ? d->window - 1 : 0, .v_in_k = d->v_in_k),
         &l->attention);
 }
 

@@ -13,7 +13,8 @@ typedef struct kit_layer_desc {
     int32_t num_heads, num_kv_heads, k_head_size, v_head_size;
     folio_dtype dtype; /* 0: F32 */
     folio_dtype kv_dtype;
-    int64_t window;                 /* tokens a row sees, its own included; 0: all */
+    int64_t window; /* tokens a row sees, its own included; 0: all */
+    float soft_cap;
     int64_t num_blocks;             /* 0: no cache, unless *layer has one already */
     int32_t block_size, num_layers; /* num_layers 0: 1 */
     folio_layout layout;

@@ -7,8 +7,8 @@
 #include <math.h>
 #include <string.h>
 
-/* The finaliser of SplitMix64: every input bit reaches every output bit. */
-static uint64_t mix(uint64_t x)
+/* The finaliser of SplitMix64. */
+uint64_t kit_mix(uint64_t x)
 {
     x += 0x9e3779b97f4a7c15u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -19,10 +19,10 @@ static uint64_t mix(uint64_t x)
 uint64_t kit_random_bits(uint64_t seed, int32_t tensor, int64_t id, int64_t token, int64_t head,
                          int64_t dim)
 {
-    uint64_t key = mix(seed ^ ((uint64_t)(uint32_t)tensor << 48));
-    key = mix(key ^ (uint64_t)id);
-    key = mix(key ^ (uint64_t)token);
-    return mix(key ^ ((uint64_t)head << 32) ^ (uint64_t)dim);
+    uint64_t key = kit_mix(seed ^ ((uint64_t)(uint32_t)tensor << 48));
+    key = kit_mix(key ^ (uint64_t)id);
+    key = kit_mix(key ^ (uint64_t)token);
+    return kit_mix(key ^ ((uint64_t)head << 32) ^ (uint64_t)dim);
 }
 
 double kit_random(uint64_t seed, int32_t tensor, int64_t id, int64_t token, int64_t head,

@@ -309,32 +309,16 @@ bool kit_judge(kit_case *h, folio_context *reference, folio_attention_type type,
 
 /* ---- Whole checks */
 
-/* The reference answers to the formula in double precision. */
-static bool check_reference(kit_case *h, folio_context *ctx, folio_attention_type type,
-                            const kit_seq *seqs, int64_t num_seqs, kit_verdict *verdict)
-{
-    kit_result rounded = {0}, f64 = {0}, formula = {0};
-    bool ok = kit_forward(h, ctx, type, seqs, num_seqs, &rounded) &&
-              kit_judge(h, ctx, type, seqs, num_seqs, &f64) &&
-              kit_formula(h, type, seqs, num_seqs, true, &formula);
-    if (ok) {
-        kit_compare(&rounded, &f64, &f64, verdict);
-        if (verdict->ok) kit_compare_exact(&f64, &formula, verdict);
-    }
-    kit_result_free(&rounded);
-    kit_result_free(&f64);
-    kit_result_free(&formula);
-    return ok;
-}
-
-static bool check_backend(kit_case *h, folio_context *reference, folio_attention_type type,
-                          const kit_seq *seqs, int64_t num_seqs, kit_verdict *verdict)
+/* exact: the case is the reference's own, which answers to the formula in double precision. */
+static bool check_case(kit_case *h, folio_context *reference, bool exact, folio_attention_type type,
+                       const kit_seq *seqs, int64_t num_seqs, kit_verdict *verdict)
 {
     kit_result got = {0}, ref = {0}, formula = {0};
     bool ok = kit_forward(h, NULL, type, seqs, num_seqs, &got) &&
               kit_judge(h, reference, type, seqs, num_seqs, &ref) &&
-              kit_formula(h, type, seqs, num_seqs, false, &formula);
-    if (ok) kit_compare(&got, &ref, &formula, verdict);
+              kit_formula(h, type, seqs, num_seqs, exact, &formula);
+    if (ok) kit_compare(&got, &ref, exact ? &ref : &formula, verdict);
+    if (ok && exact && verdict->ok) kit_compare_exact(&ref, &formula, verdict);
     kit_result_free(&got);
     kit_result_free(&ref);
     kit_result_free(&formula);
@@ -348,14 +332,11 @@ bool kit_check(folio_context *ctx, folio_context *reference, const kit_spec *spe
     *verdict = (kit_verdict){0};
     folio_context_info info = {.struct_size = sizeof info};
     folio_context_get_info(ctx, &info);
+    bool exact = strcmp(info.backend, "reference") == 0;
     folio_context *own = reference ? NULL : kit_context("reference", NULL, 1);
+    folio_context *judge = exact ? ctx : reference ? reference : own;
     kit_case *h = kit_open(ctx, spec, seqs, num_seqs);
-    bool ran = h != NULL && (reference != NULL || own != NULL);
-    if (ran && strcmp(info.backend, "reference") == 0)
-        ran = check_reference(h, ctx, type, seqs, num_seqs, verdict);
-    else if (ran)
-        ran = check_backend(h, reference ? reference : own, type, seqs, num_seqs, verdict);
-    if (!ran) {
+    if (h == NULL || judge == NULL || !check_case(h, judge, exact, type, seqs, num_seqs, verdict)) {
         verdict->ok = false;
         strncpy(verdict->message, kit_error(), sizeof verdict->message - 1);
     }

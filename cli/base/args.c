@@ -130,7 +130,7 @@ args_result args_parse(int argc, char **argv, const arg_option *options)
 {
     if (listing) {
         listing(listing_to, options);
-        return ARGS_WRONG;
+        return ARGS_HELP;
     }
     for (int i = 1; i < argc; i++) {
         const char *value;

@@ -48,8 +48,8 @@ const char *args_first_besides(int argc, char **argv, const arg_option *options,
                                const char *allowed);
 
 /*
- * While set, args_parse parses nothing: it shows its table to `visit` and returns ARGS_WRONG, with nothing said. For
- * those who want to know a command's options. NULL ends it.
+ * While set, args_parse parses nothing: it shows its table to `visit`, and has the command print its help. For those who
+ * want to know a command's options. NULL ends it.
  */
 void args_list(void (*visit)(void *to, const arg_option *options), void *to);
 

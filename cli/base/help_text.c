@@ -96,37 +96,18 @@ static void explain(help_option *o, const char *text)
     copy_what(o->what, at + strspn(at, " "));
 }
 
-typedef struct command_line {
-    char text[3][HELP_WORD];
-    char *argv[4];
-    int argc;
-} command_line;
-
-/* A command line of their help; commands may change it. */
-static void set_words(command_line *w, const subcommand *of, const subcommand *topic)
-{
-    const char *from[] = {of->name, topic ? topic->name : "--help", "--help"};
-    w->argc = topic ? 3 : 2;
-    for (int i = 0; i < w->argc; i++) {
-        snprintf(w->text[i], HELP_WORD, "%s", from[i]);
-        w->argv[i] = w->text[i];
-    }
-    w->argv[w->argc] = NULL;
-}
-
 help_text *help_text_of(const subcommand *of, const subcommand *topic)
 {
-    command_line w;
+    char words[2][HELP_WORD]; /* commands may change them */
+    char *argv[] = {words[0], topic ? words[1] : NULL, NULL};
     help_text *h = calloc(1, sizeof *h);
     if (h == NULL) abort();
-    snprintf(h->name, sizeof h->name, "%.30s%s%.30s", of->name, topic ? " " : "",
-             topic ? topic->name : "");
-    set_words(&w, of, topic);
+    snprintf(words[0], HELP_WORD, "%s", of->name);
+    snprintf(words[1], HELP_WORD, "%s", topic ? topic->name : "");
+    snprintf(h->name, sizeof h->name, "%.30s%s%.30s", words[0], topic ? " " : "", words[1]);
     args_list(copy_table, h);
-    of->run(w.argc, w.argv);
+    h->text = capture(of, topic ? 2 : 1, argv);
     args_list(NULL, NULL);
-    set_words(&w, of, topic);
-    h->text = capture(of, w.argc, w.argv);
     for (int i = 0; i < h->num_options; i++) explain(&h->options[i], h->text);
     return h;
 }

@@ -204,13 +204,14 @@ static bool read_value(reader *r, json_value *v, int depth)
     if (end == NULL) return read_word(r, v);
     v->kind = JSON_NUMBER;
     v->number = strtod(r->at, NULL);
+    v->digits = r->at;
     r->at = end;
     return true;
 }
 
-json_value *json_read(const char *text, json_error *error)
+json_value *json_read(const char *text, int64_t line, json_error *error)
 {
-    reader r = {.at = text, .line_start = text, .line = 1, .error = error};
+    reader r = {.at = text, .line_start = text, .line = line, .error = error};
     json_value *v = must(calloc(1, sizeof *v));
     bool ok = read_value(&r, v, 0);
     if (ok) skip_space(&r);

@@ -22,6 +22,7 @@ typedef struct json_value {
     json_kind kind;
     char *key;                       /* in an object; else NULL                */
     double number;                   /* of a number; of a bool 0 or 1          */
+    const char *digits;              /* of a number: where it stands in the text that was read */
     char *text;                      /* of a string, escapes resolved          */
     struct json_value *first, *next; /* members of this one; the next neighbour */
     int64_t line, column;            /* from 1                                 */
@@ -32,8 +33,8 @@ typedef struct json_error {
     char text[256];
 } json_error;
 
-/* The one value a text holds; NULL: error says why and where. The caller frees it. */
-json_value *json_read(const char *text, json_error *error);
+/* The one value a text holds, which begins in that line of a file; NULL: error says why and where. The caller frees it. */
+json_value *json_read(const char *text, int64_t line, json_error *error);
 /* The text of a file, "-" is standard input; NULL: error says why. The caller frees it. */
 char *json_read_text(const char *path, json_error *error);
 void json_free(json_value *v);

@@ -1,10 +1,20 @@
 /* levels.c: see levels.h. */
 #include "base/levels.h"
 
+#include "base/args.h"
+
 #include <folio/folio.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+bool backend_is_known(const char *command, const char *name)
+{
+    for (int32_t i = 0; i < folio_backend_count(); i++)
+        if (strcmp(folio_backend_name(i), name) == 0) return true;
+    args_complain(command, "unknown backend '%s'; 'folio info' lists them", name);
+    return false;
+}
 
 /* Writes the names to text, up to size; is `level` one of them? */
 static bool walk(const char *backend, const char *level, char *text, size_t size)

@@ -402,7 +402,12 @@ bool bench_parse_seconds(const char *command, const char *option, const char *te
 int bench_main(int argc, char **argv)
 {
     if (argc < 2 || argv[1][0] == '-') return bench_attention_main(argc, argv);
-    for (const subcommand *t = bench_topics; t->name; t++)
-        if (strcmp(argv[1], t->name) == 0) return t->run(argc - 1, argv + 1);
+    for (const subcommand *t = bench_topics; t->name; t++) {
+        static char name[32];
+        if (strcmp(argv[1], t->name) != 0) continue;
+        snprintf(name, sizeof name, "bench %s", t->name);
+        argv[1] = name; /* complaints name the topic too */
+        return t->run(argc - 1, argv + 1);
+    }
     return args_complain("bench", "unknown topic '%s'", argv[1]);
 }

@@ -98,7 +98,7 @@ bool bench_parse_list(const char *command, const char *option, const char *text,
                       int64_t max, int64_t *values, int *count);
 bool bench_parse_seconds(const char *command, const char *option, const char *text, double *value);
 
-/* ---- Topics. argv[0] is the topic's name; attention, which needs none, has "bench" there. */
+/* ---- Topics. argv[0] is "bench pool", or of attention "bench". */
 
 int bench_attention_main(int argc, char **argv);
 int bench_overhead_main(int argc, char **argv);

@@ -108,7 +108,7 @@ static void read_back(bench_after *a, int64_t count)
     for (int64_t i = 0; i < count; i++) a->format->result(a->run, &j, i);
     write_tail(a, &j, NULL);
     if (fclose(j.out) != 0) abort();
-    json_value *tree = json_read(text, &error);
+    json_value *tree = json_read(text, 1, &error);
     free(text);
     if (tree == NULL || !saved_from_tree(&a->now, tree, &error)) {
         fprintf(stderr, "folio bench: its own JSON cannot be read: %s\n", error.text);

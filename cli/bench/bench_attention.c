@@ -414,6 +414,14 @@ static void watch_clocks(bench *b)
     if (b->clocks) (void)bench_clocks_start(b->clocks);
 }
 
+static bench_device *open_device(void)
+{
+    if (bench_device_open) return bench_device_open();
+    fprintf(stderr, "folio bench: this program was built without CUDA; 'make cuda' builds "
+                    "build-cuda/folio, which has it\n");
+    return NULL;
+}
+
 static bool open_context(bench *b, const setting *s)
 {
     folio_context_desc desc = FOLIO_WITH(folio_context_desc, .backend = b->backend,
@@ -422,7 +430,7 @@ static bool open_context(bench *b, const setting *s)
     b->info.struct_size = sizeof b->info;
     if (b->ctx) return true;
     if (cuda) desc.num_threads = 1;
-    if (cuda && (b->device = bench_device_open()) == NULL) return false;
+    if (cuda && (b->device = open_device()) == NULL) return false;
     /* The state of vLLM 0.6's interface makes the context: both interfaces use the same threads. */
     if (!bench_ok(folio_vllm06_state_create(b->backend, &desc, &b->state), "folio_context_create"))
         return false;
@@ -467,7 +475,7 @@ static void close_context(bench *b, int64_t first)
     b->clocks = NULL;
     bench_ceilings_close(b->ceilings);
     folio_vllm06_state_destroy(b->state);
-    bench_device_close(b->device);
+    if (b->device) bench_device_close(b->device);
     b->ceilings = NULL;
     b->state = NULL;
     b->ctx = NULL;

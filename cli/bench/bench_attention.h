@@ -14,6 +14,8 @@
 #include "bench/bench_device.h"
 #include "bench/bench_peers.h"
 
+#include "kit/layer.h"
+
 #include <folio/folio_vllm06.h>
 
 enum { MAX_GROUPS = 16, MAX_NAME = 64, MAX_LIST = 32, MAX_SECTIONS = 80 };
@@ -192,10 +194,7 @@ typedef struct rig {
     bench_device *device; /* NULL: the CPU */
     bench_graph *graph;   /* NULL: none */
     int64_t layers;
-    folio_attention *attention;
-    folio_kv_cache *cache;
-    folio_batch *batch;
-    folio_plan *plan;
+    kit_layer l;
     int32_t *blocks; /* [num_blocks], shuffled: the block tables, one after another */
     int64_t num_blocks;
     /* Memory of the context. */
@@ -230,12 +229,20 @@ bool bench_rig_time(const rig *r, int64_t launches, bool (*call)(const void *, c
 
 void bench_rig_close(rig *r);
 
+/* The first dim that rotates, and all from there on: of latents those behind V. */
+int32_t bench_first_turned(const setting *s);
+
 /* The head size of V. */
 int32_t bench_v_size(const setting *s);
 
 /* Floating-point operations of a forward, and the bytes of K and V that it has to read. */
 double bench_flops(const setting *s);
 double bench_kv_bytes(const setting *s);
+
+/* ---- bench_rotate.c */
+
+/* q and k in a pass before the forward, at the positions of the batch. */
+bool bench_rotate(const rig *r);
 
 /* ---- bench_ancestors.c */
 

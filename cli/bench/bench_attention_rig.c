@@ -5,7 +5,6 @@
  */
 #include "base/term.h"
 #include "bench/bench_attention.h"
-#include "bench/bench_rotate.h"
 #include "kit/kit.h"
 
 #include <math.h>
@@ -137,15 +136,14 @@ static bool make_numbers(const rig *r, uint64_t *state, int64_t numbers, int whi
            bench_device_fill(r->device, *to, dtype, numbers, seed_of(*state, r->layers + which));
 }
 
-/* New keys and values; what rotates them, in the forward or in a pass of its own. */
-/* The first dim that rotates, and all from there on: of latents those behind V. */
-static int32_t first_turned(const setting *s) { return s->with->latent ? bench_v_size(s) : 0; }
+int32_t bench_first_turned(const setting *s) { return s->with->latent ? bench_v_size(s) : 0; }
 
+/* New keys and values; what rotates them, in the forward or in a pass of its own. */
 static bool make_rotary(rig *r, uint64_t *state)
 {
     const setting *s = &r->of;
     int64_t numbers = s->what->rows * s->heads.kv_heads * s->head_size;
-    int32_t first = first_turned(s), dims = s->head_size - first;
+    int32_t first = bench_first_turned(s), dims = s->head_size - first;
     folio_rotary_desc desc = FOLIO_WITH(folio_rotary_desc, .first_dim = first, .num_dims = dims,
                                         .num_positions = s->what->longest);
     if (!s->with->rotary && !s->with->stores && !s->with->private_slots) return true;
@@ -187,32 +185,36 @@ static bool make_inputs(rig *r, uint64_t *state)
 
 /* ---- The rig */
 
-static bool make_cache(rig *r, folio_context *ctx)
+static uint32_t plan_flags(const extras *with)
 {
-    const setting *s = &r->of;
-    folio_attention_desc attention = FOLIO_WITH(
-        folio_attention_desc, .num_heads = s->heads.heads, .num_kv_heads = s->heads.kv_heads,
-        .k_head_size = s->head_size, .v_head_size = bench_v_size(s), .v_in_k = s->with->latent,
-        .dtype = s->dtype, .kv_dtype = s->kv_dtype, .soft_cap = (float)s->with->soft_cap,
-        .windowed = s->with->window > 0, .window_left = s->with->window - 1);
-    folio_kv_cache_desc cache = FOLIO_WITH(
-        folio_kv_cache_desc, .num_blocks = r->num_blocks, .num_layers = (int32_t)r->layers,
-        .block_size = s->block_size, .num_kv_heads = s->heads.kv_heads, .k_head_size = s->head_size,
-        .v_head_size = bench_v_size(s), .v_in_k = s->with->latent, .dtype = s->kv_dtype,
-        .layout = s->layout);
-    return bench_ok(folio_attention_create(ctx, &attention, &r->attention),
-                    "folio_attention_create") &&
-           bench_ok(folio_kv_cache_create(ctx, &cache, &r->cache), "folio_kv_cache_create");
+    return (with->graph && !with->one_by_one ? FOLIO_PLAN_GRAPH : 0) |
+           (with->invariant ? FOLIO_PLAN_BATCH_INVARIANT : 0) |
+           (with->private_slots ? FOLIO_PLAN_PRIVATE_SLOTS : 0);
 }
 
-/* The batch, its block tables cut from the shuffled blocks. */
-static bool make_batch(rig *r, folio_context *ctx)
+static bool make_layer(rig *r)
 {
     const setting *s = &r->of;
     const batch_case *c = s->what;
-    folio_batch_desc batch = {.struct_size = sizeof batch, .block_size = s->block_size};
+    return bench_ok(
+        KIT_LAYER_OPEN(
+            r->ctx, &r->l, .num_heads = s->heads.heads, .num_kv_heads = s->heads.kv_heads,
+            .k_head_size = s->head_size, .v_head_size = bench_v_size(s), .v_in_k = s->with->latent,
+            .dtype = s->dtype, .kv_dtype = s->kv_dtype, .soft_cap = (float)s->with->soft_cap,
+            .window = s->with->window, .num_blocks = r->num_blocks,
+            .num_layers = (int32_t)r->layers, .block_size = s->block_size, .layout = s->layout,
+            .max_seqs = c->seqs, .max_query_tokens = c->rows, .max_seq_len = c->longest,
+            .flags = plan_flags(s->with), .max_query_len = c->longest_query),
+        "its layer");
+}
+
+/* The batch, its block tables cut from the shuffled blocks. */
+static bool fill_batch(rig *r)
+{
+    const setting *s = &r->of;
+    const batch_case *c = s->what;
+    const folio_run run = run_of(r);
     const int32_t *table = r->blocks;
-    if (!bench_ok(folio_batch_create(ctx, &batch, &r->batch), "folio_batch_create")) return false;
     for (int g = 0; g < c->num_groups; g++)
         for (int64_t i = 0; i < c->groups[g].count; i++) {
             int64_t blocks = blocks_of(s, &c->groups[g], i);
@@ -221,31 +223,10 @@ static bool make_batch(rig *r, folio_context *ctx)
                            .seq_len = bench_seq_len(&c->groups[g], i),
                            .causality = s->with->full ? FOLIO_CAUSAL_NO : FOLIO_CAUSAL_AUTO,
                            .block_table = table, .num_blocks = blocks);
-            if (!bench_ok(folio_batch_add(r->batch, &seq), "folio_batch_add")) return false;
+            if (!bench_ok(folio_batch_add(r->l.batch, &seq), "folio_batch_add")) return false;
             table += blocks;
         }
-    return true;
-}
-
-static uint32_t plan_flags(const extras *with)
-{
-    return (with->graph && !with->one_by_one ? FOLIO_PLAN_GRAPH : 0) |
-           (with->invariant ? FOLIO_PLAN_BATCH_INVARIANT : 0) |
-           (with->private_slots ? FOLIO_PLAN_PRIVATE_SLOTS : 0);
-}
-
-static bool make_plan(rig *r, folio_context *ctx)
-{
-    const setting *s = &r->of;
-    const batch_case *c = s->what;
-    folio_attention *attentions[] = {r->attention};
-    const folio_run run = run_of(r);
-    folio_plan_desc plan = FOLIO_WITH(
-        folio_plan_desc, .attentions = attentions, .num_attentions = 1, .cache = r->cache,
-        .max_seqs = c->seqs, .max_query_tokens = c->rows, .max_seq_len = c->longest,
-        .flags = plan_flags(s->with), .max_query_len = c->longest_query);
-    return bench_ok(folio_plan_create(ctx, &plan, &r->plan), "folio_plan_create") &&
-           bench_ok(folio_plan_update(r->plan, r->batch, &run), "folio_plan_update");
+    return bench_ok(folio_plan_update(r->l.plan, r->l.batch, &run), "folio_plan_update");
 }
 
 static bool forward_layers(const rig *r, const folio_run *run);
@@ -285,26 +266,22 @@ bool bench_rig_open(rig *r, folio_context *ctx, bench_device *device, const sett
     for (int g = 0; g < c->num_groups; g++)
         for (int64_t i = 0; i < c->groups[g].count; i++)
             r->num_blocks += blocks_of(s, &c->groups[g], i);
-    if (!make_cache(r, ctx)) return false;
+    if (!make_layer(r)) return false;
     r->blocks = bench_alloc(r->num_blocks, sizeof *r->blocks);
     for (int64_t i = 0; i < r->num_blocks; i++) { /* Fisher and Yates, from the inside out */
         int64_t j = kit_random_int(bits, KIT_SHUFFLE, i, 0, i);
         r->blocks[i] = r->blocks[j];
         r->blocks[j] = (int32_t)i;
     }
-    if (!make_batch(r, ctx) || !make_plan(r, ctx)) return false;
-    if (!fill(r, r->cache, &state)) return false;
+    if (!fill_batch(r) || !fill(r, r->l.cache, &state)) return false;
     return make_inputs(r, &state) && (!s->with->graph || s->with->one_by_one || make_graph(r));
 }
 
 void bench_rig_close(rig *r)
 {
     size_t bytes = (size_t)r->of.heads.heads * sizeof(float);
-    bench_graph_free(r->graph);
-    folio_plan_destroy(r->plan);
-    folio_batch_destroy(r->batch);
-    folio_kv_cache_destroy(r->cache);
-    folio_attention_destroy(r->attention);
+    if (r->graph) bench_graph_free(r->graph);
+    kit_layer_close(&r->l);
     free(r->blocks);
     folio_memory_destroy(r->ctx, FOLIO_MEMORY_DEVICE, r->q, r->q_bytes);
     folio_memory_destroy(r->ctx, FOLIO_MEMORY_DEVICE, r->out, r->q_bytes);
@@ -316,34 +293,6 @@ void bench_rig_close(rig *r)
     folio_memory_destroy(r->ctx, FOLIO_MEMORY_DEVICE, r->k_turned, r->kv_bytes);
     folio_rotary_destroy(r->rotary);
     free(r->table);
-}
-
-/* q and k in a pass before the forward, at the positions of the batch. */
-static bool rotate_before(const rig *r)
-{
-    const setting *s = &r->of;
-    folio_batch_view view = {.struct_size = sizeof view};
-    if (!bench_ok(folio_batch_get_view(r->batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_AUTO, &view),
-                  "folio_batch_get_view"))
-        return false;
-    int32_t first = first_turned(s);
-    bench_pass q = {.to = r->q_turned,
-                    .from = r->q,
-                    .dtype = s->dtype,
-                    .rows = s->what->rows,
-                    .heads = s->heads.heads,
-                    .head_size = s->head_size,
-                    .first_dim = first,
-                    .num_dims = s->head_size - first,
-                    .table = r->table,
-                    .positions = view.positions};
-    bench_pass k = q;
-    k.to = r->k_turned;
-    k.from = r->k;
-    k.heads = s->heads.kv_heads;
-    bench_rotate(&q, r->num_threads);
-    bench_rotate(&k, r->num_threads);
-    return true;
 }
 
 static folio_tensors tensors_of(const rig *r)
@@ -368,7 +317,7 @@ static folio_tensors tensors_of(const rig *r)
 bool bench_rig_kernel(const rig *r, folio_plan_info *info)
 {
     folio_tensors tensors = tensors_of(r);
-    return bench_ok(folio_attention_check(r->plan, 0, FOLIO_ATTENTION_DECODER, r->cache, 0,
+    return bench_ok(folio_attention_check(r->l.plan, 0, FOLIO_ATTENTION_DECODER, r->l.cache, 0,
                                           &tensors, NULL, info),
                     "folio_attention_check");
 }
@@ -377,9 +326,9 @@ static bool forward_layers(const rig *r, const folio_run *run)
 {
     folio_tensors tensors = tensors_of(r);
     folio_status status = FOLIO_OK;
-    if (r->table && !rotate_before(r)) return false;
+    if (r->table && !bench_rotate(r)) return false;
     for (int32_t layer = 0; layer < r->layers && status == FOLIO_OK; layer++)
-        status = folio_attention_forward(r->plan, 0, FOLIO_ATTENTION_DECODER, r->cache, layer,
+        status = folio_attention_forward(r->l.plan, 0, FOLIO_ATTENTION_DECODER, r->l.cache, layer,
                                          &tensors, run);
     return bench_ok(status, "folio_attention_forward");
 }

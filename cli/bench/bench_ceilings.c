@@ -31,14 +31,14 @@
 enum { MAX_THREADS = 256, HUGE_PAGE = 2 << 20, PIECES = 16, ROUNDS = 1600000 / PIECES };
 static const int64_t buffer_bytes = (int64_t)256 << 20;
 
-/* A loop returns the operations it did, or the bytes it read. */
-typedef double loop_fn(const void *data, int64_t bytes);
+/* A loop returns the operations it did. */
+typedef double loop_fn(void);
 
 struct bench_ceilings {
     int32_t threads;
-    loop_fn *loops[BENCH_NUM_CEILINGS]; /* NULL: this CPU cannot */
+    loop_fn *loops[BENCH_NUM_CEILINGS]; /* NULL: this CPU cannot, or BENCH_READ */
     char *buffer;
-    loop_fn *loop; /* of the sample under way */
+    bench_ceiling which; /* of the sample under way */
 };
 
 /* ---- Loops */
@@ -46,7 +46,7 @@ struct bench_ceilings {
 typedef float quad __attribute__((vector_size(16)));
 typedef uint64_t pair __attribute__((vector_size(16)));
 
-/* Memory, not the width of a load, is the limit here: 64 bytes at once gave no more than 16. */
+/* Returns the bytes it read. Memory, not the width of a load, is the limit here: 64 bytes at once gave no more than 16. */
 static double read_pairs(const void *data, int64_t bytes)
 {
     const pair *at = data, *end = at + bytes / (int64_t)sizeof(pair) / 8 * 8;
@@ -59,10 +59,8 @@ static double read_pairs(const void *data, int64_t bytes)
 }
 
 /* Sums that do not wait for each other: 10 of 4 numbers. Nothing here may be worked out early. */
-static double fma_plain(const void *data, int64_t bytes)
+static double fma_plain(void)
 {
-    (void)data;
-    (void)bytes;
     quad sums[10], factor = {0.5F, 0.5F, 0.5F, 0.5F}, term = {0.25F, 0.25F, 0.25F, 0.25F};
     memset(sums, 0, sizeof sums);
     __asm__ volatile("" : "+m"(factor), "+m"(term));
@@ -83,10 +81,8 @@ static double fma_plain(const void *data, int64_t bytes)
 #define FMA(i) __asm__ volatile("vfmadd231ps %1, %2, %0" : "+v"(sum##i) : "v"(a), "v"(b));
 #define DOT(i) __asm__ volatile("vdpbf16ps %1, %2, %0" : "+v"(sum##i) : "v"(a), "v"(b));
 
-__attribute__((target("avx512f"))) static double fma_avx512(const void *data, int64_t bytes)
+__attribute__((target("avx512f"))) static double fma_avx512(void)
 {
-    (void)data;
-    (void)bytes;
     __m512 a = _mm512_set1_ps(0.5F), b = _mm512_set1_ps(0.25F);
     TWENTY(START_512)
     for (int i = 0; i < ROUNDS; i++) {
@@ -95,10 +91,8 @@ __attribute__((target("avx512f"))) static double fma_avx512(const void *data, in
     return 2.0 * 16 * 20 * ROUNDS;
 }
 
-__attribute__((target("avx512f"))) static double dot_avx512(const void *data, int64_t bytes)
+__attribute__((target("avx512f"))) static double dot_avx512(void)
 {
-    (void)data;
-    (void)bytes;
     __m512 a = _mm512_set1_ps(0.5F), b = _mm512_set1_ps(0.25F); /* pairs of bf16 (0, 0.5) */
     TWENTY(START_512)
     for (int i = 0; i < ROUNDS; i++) {
@@ -110,10 +104,8 @@ __attribute__((target("avx512f"))) static double dot_avx512(const void *data, in
 #define START_INT(i) __m512i sum##i = _mm512_setzero_si512();
 #define DOT_INT8(i) __asm__ volatile("vpdpbusd %1, %2, %0" : "+v"(sum##i) : "v"(a), "v"(b));
 
-__attribute__((target("avx512f"))) static double dot_vnni(const void *data, int64_t bytes)
+__attribute__((target("avx512f"))) static double dot_vnni(void)
 {
-    (void)data;
-    (void)bytes;
     __m512i a = _mm512_set1_epi32(0x01010101), b = a;
     TWENTY(START_INT)
     for (int i = 0; i < ROUNDS; i++) {
@@ -125,15 +117,13 @@ __attribute__((target("avx512f"))) static double dot_vnni(const void *data, int6
 /* Six tiles of 16 x 16 sums; a product is 16 x 16 x 32 multiply-adds. The context has asked for tiles. */
 #define TILE_DOT(i) __asm__ volatile("tdpbf16ps %%tmm7, %%tmm6, %%tmm" #i : :);
 
-static double dot_amx(const void *data, int64_t bytes)
+static double dot_amx(void)
 {
     struct {
         uint8_t palette, zeros[15];
         uint16_t row_bytes[16];
         uint8_t rows[16];
     } config = {.palette = 1};
-    (void)data;
-    (void)bytes;
     for (int i = 0; i < 8; i++) config.row_bytes[i] = 64, config.rows[i] = 16;
     __asm__ volatile("ldtilecfg %0" : : "m"(config));
     for (int i = 0; i < ROUNDS / 6; i++) {
@@ -147,10 +137,8 @@ static double dot_amx(const void *data, int64_t bytes)
 #define START_256(i) __m256 sum##i = _mm256_setzero_ps();
 #define FMA_256(i) __asm__ volatile("vfmadd231ps %1, %2, %0" : "+x"(sum##i) : "x"(a), "x"(b));
 
-__attribute__((target("avx2,fma"))) static double fma_avx2(const void *data, int64_t bytes)
+__attribute__((target("avx2,fma"))) static double fma_avx2(void)
 {
-    (void)data;
-    (void)bytes;
     __m256 a = _mm256_set1_ps(0.5F), b = _mm256_set1_ps(0.25F);
     TWELVE(START_256)
     for (int i = 0; i < ROUNDS; i++) {
@@ -170,10 +158,8 @@ __attribute__((target("avx2,fma"))) static double fma_avx2(const void *data, int
                          : "x"(a), "x"(b), "x"(ones));                                             \
     }
 
-__attribute__((target("avx2"))) static double dot_avx2(const void *data, int64_t bytes)
+__attribute__((target("avx2"))) static double dot_avx2(void)
 {
-    (void)data;
-    (void)bytes;
     __m256i a = _mm256_set1_epi8(1), b = a, ones = _mm256_set1_epi16(1);
     EIGHT(START_INT_256)
     for (int i = 0; i < ROUNDS; i++) {
@@ -202,7 +188,6 @@ static void choose_x86(bench_ceilings *c, const char *level)
 static void choose_loops(bench_ceilings *c, const char *level)
 {
     c->loops[BENCH_FMA_F32] = fma_plain;
-    c->loops[BENCH_READ] = read_pairs;
 #if defined(__x86_64__)
     choose_x86(c, level);
 #else
@@ -306,14 +291,15 @@ static double run_part(void *state, int64_t i, int64_t next)
     const bench_ceilings *c = state;
     int64_t bytes = buffer_bytes / PIECES / c->threads / 256 * 256;
     (void)next;
-    return c->loop(c->buffer + i * bytes, bytes);
+    if (c->which != BENCH_READ) return c->loops[c->which]();
+    return read_pairs(c->buffer + i * bytes, bytes);
 }
 
 double bench_ceilings_sample(bench_ceilings *c, bench_ceiling which)
 {
     double seconds;
-    c->loop = c->loops[which];
-    if (c->loop == NULL) return (double)NAN;
+    c->which = which;
+    if (which != BENCH_READ && c->loops[which] == NULL) return (double)NAN;
     double work =
         bench_in_parallel(c->threads, (int64_t)PIECES * c->threads, run_part, c, &seconds);
     return work / seconds * 1e-9;

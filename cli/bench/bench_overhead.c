@@ -13,8 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char command[] = "bench overhead";
-
 static const char help[] =
     "usage: folio bench overhead [OPTION]...\n\n"
     "Measures the overhead of a call: 32 heads, 8 kv heads of 128, bf16, blocks of 16. The cases of a\n"
@@ -218,7 +216,6 @@ static void summarize(bench_report *r)
 
 int bench_overhead_main(int argc, char **argv)
 {
-    static char name[sizeof command];
     bench_report r = {.topic = "overhead", .block_size = BLOCK};
     r.after = (bench_after){.output = "md", .format = &bench_report_format, .run = &r};
     const char *threads = "1,2", *seconds = "0.4";
@@ -230,16 +227,14 @@ int bench_overhead_main(int argc, char **argv)
         BENCH_AFTER_OPTIONS(&r.after),
         {.name = NULL},
     };
-    memcpy(name, command, sizeof command);
-    argv[0] = name; /* complaints name the topic too */
     int status;
     if (!args_run(argc, argv, table, help, &status)) return status;
     status = bench_after_check(&r.after, argc, argv, table);
     if (status != EXIT_OK) return status;
-    if (!bench_parse_list(command, "threads", threads, 1, 256, list, &num_threads) ||
-        !bench_parse_seconds(command, "seconds", seconds, &r.seconds))
+    if (!bench_parse_list(argv[0], "threads", threads, 1, 256, list, &num_threads) ||
+        !bench_parse_seconds(argv[0], "seconds", seconds, &r.seconds))
         return EXIT_USAGE;
-    status = bench_after_open(&r.after, command, r.topic);
+    status = bench_after_open(&r.after, argv[0], r.topic);
     if (status != EXIT_OK) return status;
     if (r.after.from) return bench_after_from(&r.after);
     folio_context_info info = {.struct_size = sizeof info};

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -104,70 +105,42 @@ static int place_of(bench_peers *p, const char *name)
 
 /* ---- The process */
 
-/* The environment of this program, with the number of threads that OpenMP shall take. */
-static char **make_environment(char *threads)
-{
-    static const char name[] = "OMP_NUM_THREADS=";
-    int64_t count = 0, kept = 0;
-    while (environ[count]) count++;
-    char **copy = bench_alloc(count + 2, sizeof *copy);
-    for (int64_t i = 0; i < count; i++)
-        if (strncmp(environ[i], name, sizeof name - 1) != 0) copy[kept++] = environ[i];
-    copy[kept] = threads;
-    return copy;
-}
-
-/* Descriptors: in[0] is the script's stdin, out[1] its stdout. */
-static int spawn(bench_peers *p, int32_t threads, const char *device, const int in[2],
-                 const int out[2])
+/* `end` is the script's stdin and stdout. OpenMP takes its number of threads from the environment. */
+static int spawn(bench_peers *p, int32_t threads, const char *device, int end)
 {
     const char *python = getenv("FOLIO_PYTHON");
-    char count[16], omp[40];
+    char count[16];
     char *program = (char *)(python && *python ? python : "python3");
     char *argv[] = {program,        p->script, (char *)"--threads", count, (char *)"--device",
                     (char *)device, NULL};
     if (device == NULL) argv[4] = NULL;
     snprintf(count, sizeof count, "%d", (int)threads);
-    snprintf(omp, sizeof omp, "OMP_NUM_THREADS=%d", (int)threads);
-    char **environment = make_environment(omp);
+    setenv("OMP_NUM_THREADS", count, 1);
     posix_spawn_file_actions_t actions;
     int error = posix_spawn_file_actions_init(&actions);
     if (error == 0) {
-        posix_spawn_file_actions_adddup2(&actions, in[0], 0);
-        posix_spawn_file_actions_adddup2(&actions, out[1], 1);
-        for (int i = 0; i < 2; i++) {
-            posix_spawn_file_actions_addclose(&actions, in[i]);
-            posix_spawn_file_actions_addclose(&actions, out[i]);
-        }
-        error = posix_spawnp(&p->child, program, &actions, NULL, argv, environment);
+        posix_spawn_file_actions_adddup2(&actions, end, 0);
+        posix_spawn_file_actions_adddup2(&actions, end, 1);
+        error = posix_spawnp(&p->child, program, &actions, NULL, argv, environ);
         posix_spawn_file_actions_destroy(&actions);
     }
-    free(environment);
-    if (error != 0) {
-        p->child = 0;
-        fprintf(stderr, "folio bench: --peers: %s cannot be started: %s\n", program,
-                strerror(error));
-    }
+    if (error == 0) return 0;
+    p->child = 0;
+    fprintf(stderr, "folio bench: --peers: %s cannot be started: %s\n", program, strerror(error));
     return error;
 }
 
 static bool start_child(bench_peers *p, int32_t threads, const char *device)
 {
-    int in[2], out[2];
-    if (pipe(in) != 0) return false;
-    if (pipe(out) != 0) {
-        close(in[0]);
-        close(in[1]);
-        return false;
-    }
-    int error = spawn(p, threads, device, in, out);
-    close(in[0]);
-    close(out[1]);
-    p->to = error ? NULL : fdopen(in[1], "w");
-    p->from = error ? NULL : fdopen(out[0], "r");
-    if (p->to && p->from) return true;
-    close(in[1]);
-    close(out[0]);
+    int ends[2]; /* ours, and the script's */
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return false;
+    int error = spawn(p, threads, device, ends[1]);
+    close(ends[1]);
+    p->to = error ? NULL : fdopen(ends[0], "w");
+    p->from = p->to ? fdopen(dup(ends[0]), "r") : NULL;
+    if (p->from) return true;
+    if (p->to) fclose(p->to);
+    else close(ends[0]);
     return false;
 }
 

@@ -146,7 +146,7 @@ bench_pieces *bench_pieces_open(const rig *r, int32_t threads)
     const setting *s = &r->of;
     folio_kv_cache_view v = {.struct_size = sizeof v};
     if (r->device || s->layout != FOLIO_LAYOUT_NATIVE || strcmp(s->what->phase, "decode") != 0 ||
-        folio_kv_cache_get_view(r->cache, 0, &v) != FOLIO_OK)
+        folio_kv_cache_get_view(r->l.cache, 0, &v) != FOLIO_OK)
         return NULL;
     int64_t size = (int64_t)folio_dtype_size(s->kv_dtype), scale = sizeof(float), num_items;
     const array arrays[4] = {array_of(v.k, &v.k_array, size, s->head_size),

@@ -7,17 +7,14 @@
 #include "base/args.h"
 #include "base/interrupt.h"
 #include "base/term.h"
+#include "bench/bench_ceilings.h"
 #include "kit/kit.h"
 
 #include <math.h>
 #include <pthread.h>
-#include <sched.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static const char command[] = "bench pool";
 
 static const char help[] =
     "usage: folio bench pool [OPTION]...\n\n"
@@ -238,22 +235,10 @@ bool bench_fragmented(bench_pool *b)
 /* A race of milliseconds: a shorter one fits a time slice, and each thread would run alone. */
 enum { MAX_THREADS = 64, RACE_PAIRS = 131072, RACE_BLOCKS = 100000 };
 
-typedef struct race race;
-
-typedef struct runner {
-    race *of;
-    pthread_t thread;
-    double end;
-    bool ok;
-} runner;
-
-struct race {
+typedef struct race {
     folio_pool *pool;
     int64_t threads;
-    atomic_int ready;
-    atomic_bool go;
-    runner runners[MAX_THREADS];
-};
+} race;
 
 static bool run_pairs(folio_pool *pool)
 {
@@ -265,50 +250,28 @@ static bool run_pairs(folio_pool *pool)
     return true;
 }
 
-static void *runner_main(void *arg)
+static double run_part(void *state, int64_t i, int64_t next)
 {
-    runner *self = arg;
-    atomic_fetch_add(&self->of->ready, 1);
-    /* Awake when the race begins: a thread that sleeps until then comes late to it. */
-    while (!atomic_load(&self->of->go)) sched_yield();
-    self->ok = run_pairs(self->of->pool);
-    self->end = term_seconds();
-    return NULL;
+    const race *s = state;
+    (void)i;
+    (void)next;
+    return run_pairs(s->pool) ? 1 : 0;
 }
 
 static bool race_batch(void *state, double *seconds)
 {
     race *s = state;
-    int64_t started = 1;
-    atomic_store(&s->ready, 1);
-    atomic_store(&s->go, false);
-    for (; started < s->threads; started++)
-        if (pthread_create(&s->runners[started].thread, NULL, runner_main, &s->runners[started]))
-            break;
-    while (atomic_load(&s->ready) < started) sched_yield();
-    double start = term_seconds(), end;
-    atomic_store(&s->go, true);
-    bool ok = run_pairs(s->pool) && started == s->threads;
-    end = term_seconds();
-    for (int64_t i = 1; i < started; i++) {
-        pthread_join(s->runners[i].thread, NULL);
-        ok = ok && s->runners[i].ok;
-        if (s->runners[i].end > end) end = s->runners[i].end;
-    }
-    if (started < s->threads) fprintf(stderr, "folio bench: a thread could not be started\n");
-    *seconds = end - start;
-    return ok;
+    return bench_in_parallel((int32_t)s->threads, s->threads, run_part, s, seconds) ==
+           (double)s->threads;
 }
 
 bool bench_threads(bench_pool *b)
 {
     folio_pool *pool = bench_make_pool(b, RACE_BLOCKS);
-    race *races = bench_alloc(b->num_threads, sizeof *races);
+    race races[BENCH_MAX_LIST];
     bench_case cases[BENCH_MAX_LIST];
     for (int i = 0; i < b->num_threads; i++) {
-        races[i].pool = pool;
-        races[i].threads = b->threads[i];
-        for (int k = 0; k < MAX_THREADS; k++) races[i].runners[k].of = &races[i];
+        races[i] = (race){pool, b->threads[i]};
         cases[i] = (bench_case){.name = "alloc_free_threads",
                                 .blocks = RACE_BLOCKS,
                                 .threads = b->threads[i],
@@ -319,7 +282,6 @@ bool bench_threads(bench_pool *b)
     }
     bool ok = pool && bench_measure(&b->report, cases, b->num_threads);
     folio_pool_destroy(pool);
-    free(races);
     return ok;
 }
 
@@ -405,7 +367,7 @@ static int run_groups(bench_pool *b)
     r->started = term_seconds();
     for (int i = 0; i < NUM_GROUPS; i++) r->total += is_selected(r, &groups[i]);
     if (r->total == 0) {
-        fprintf(stderr, "folio %s: nothing ran: no case's name contains \"%s\"\n", command,
+        fprintf(stderr, "folio bench pool: nothing ran: no case's name contains \"%s\"\n",
                 r->filter);
         return EXIT_FAILED;
     }
@@ -424,7 +386,6 @@ static int run_groups(bench_pool *b)
 
 int bench_pool_main(int argc, char **argv)
 {
-    static char name[sizeof command];
     bench_pool b = {.report = {.topic = "pool", .seed = 1, .block_size = 16}};
     bench_report *r = &b.report;
     r->after = (bench_after){.output = "md", .format = &bench_report_format, .run = r};
@@ -439,18 +400,16 @@ int bench_pool_main(int argc, char **argv)
         BENCH_AFTER_OPTIONS(&r->after),
         {.name = NULL},
     };
-    memcpy(name, command, sizeof command);
-    argv[0] = name; /* complaints name the topic too */
     int status;
     if (!args_run(argc, argv, table, help, &status)) return status;
     status = bench_after_check(&r->after, argc, argv, table);
     if (status != EXIT_OK) return status;
-    if (!bench_parse_list(command, "blocks", blocks, 256, 100000000, b.blocks, &b.num_blocks) ||
-        !bench_parse_list(command, "threads", threads, 1, MAX_THREADS, b.threads, &b.num_threads) ||
-        !bench_parse_seconds(command, "seconds", seconds, &r->seconds))
+    if (!bench_parse_list(argv[0], "blocks", blocks, 256, 100000000, b.blocks, &b.num_blocks) ||
+        !bench_parse_list(argv[0], "threads", threads, 1, MAX_THREADS, b.threads, &b.num_threads) ||
+        !bench_parse_seconds(argv[0], "seconds", seconds, &r->seconds))
         return EXIT_USAGE;
     b.block_size = (int32_t)r->block_size;
-    status = bench_after_open(&r->after, command, r->topic);
+    status = bench_after_open(&r->after, argv[0], r->topic);
     if (status != EXIT_OK) return status;
     return r->after.from ? bench_after_from(&r->after) : run_groups(&b);
 }

@@ -1,10 +1,12 @@
-/* bench_rotate.c: see bench_rotate.h. Threads are started for each pass that is worth it. */
-#include "bench/bench_rotate.h"
+/*
+ * bench_rotate.c: a pass of its own that rotates q and k of a rig on the CPU, as engines without folio_rotary run it.
+ * Threads are started for each pass that is worth it. Types of 16 bits are taken for bf16.
+ */
+#include "bench/bench_attention.h"
 
-#include <pthread.h>
 #include <string.h>
 
-enum { MAX_THREADS = 256, FEW = 1 << 16 /* numbers: fewer are rotated by one thread */ };
+enum { FEW = 1 << 16 /* numbers: fewer are rotated by one thread */ };
 
 static float of_bf16(uint16_t h)
 {
@@ -41,39 +43,46 @@ static void turn_bf16(uint16_t *restrict to, const uint16_t *restrict from,
     }
 }
 
-typedef struct share {
-    const bench_pass *pass;
-    int64_t begin, end;
-} share;
+/* Of q or of k. */
+typedef struct turning {
+    const rig *r;
+    const void *from;
+    void *to; /* [rows][heads][head_size]; dims that do not rotate are not written */
+    int32_t heads;
+    const int64_t *positions; /* [rows] */
+} turning;
 
-static void *rotate_share(void *arg)
+static double turn_row(void *state, int64_t row, int64_t next)
 {
-    const share *s = arg;
-    const bench_pass *p = s->pass;
-    for (int64_t row = s->begin; row < s->end; row++)
-        for (int32_t h = 0; h < p->heads; h++) {
-            int64_t at = (row * p->heads + h) * p->head_size + p->first_dim;
-            const float *angles = p->table + p->positions[row] * p->num_dims;
-            if (p->dtype == FOLIO_F32)
-                turn_f32((float *)p->to + at, (const float *)p->from + at, angles, p->num_dims / 2);
-            else
-                turn_bf16((uint16_t *)p->to + at, (const uint16_t *)p->from + at, angles,
-                          p->num_dims / 2);
-        }
-    return NULL;
+    const turning *t = state;
+    const setting *s = &t->r->of;
+    int32_t first = bench_first_turned(s), dims = s->head_size - first;
+    const float *angles = t->r->table + t->positions[row] * dims;
+    (void)next;
+    for (int32_t h = 0; h < t->heads; h++) {
+        int64_t at = (row * t->heads + h) * s->head_size + first;
+        if (s->dtype == FOLIO_F32)
+            turn_f32((float *)t->to + at, (const float *)t->from + at, angles, dims / 2);
+        else turn_bf16((uint16_t *)t->to + at, (const uint16_t *)t->from + at, angles, dims / 2);
+    }
+    return 0;
 }
 
-void bench_rotate(const bench_pass *p, int32_t threads)
+bool bench_rotate(const rig *r)
 {
-    pthread_t others[MAX_THREADS];
-    share shares[MAX_THREADS];
-    int32_t n = p->rows * p->heads * p->num_dims < FEW ? 1 : threads, started = 1;
-    if (n > MAX_THREADS) n = MAX_THREADS;
-    for (int32_t i = 0; i < n; i++) shares[i] = (share){p, p->rows * i / n, p->rows * (i + 1) / n};
-    while (started < n &&
-           pthread_create(&others[started], NULL, rotate_share, &shares[started]) == 0)
-        started++;
-    rotate_share(&shares[0]);
-    for (int32_t i = started; i < n; i++) rotate_share(&shares[i]);
-    for (int32_t i = 1; i < started; i++) pthread_join(others[i], NULL);
+    double seconds;
+    folio_batch_view view = {.struct_size = sizeof view};
+    if (!bench_ok(
+            folio_batch_get_view(r->l.batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_AUTO, &view),
+            "folio_batch_get_view"))
+        return false;
+    turning both[] = {{r, r->q, r->q_turned, r->of.heads.heads, view.positions},
+                      {r, r->k, r->k_turned, r->of.heads.kv_heads, view.positions}};
+    for (int i = 0; i < 2; i++) {
+        int64_t dims = r->of.head_size - bench_first_turned(&r->of);
+        bool few = r->of.what->rows * both[i].heads * dims < FEW;
+        (void)bench_in_parallel(few ? 1 : r->num_threads, r->of.what->rows, turn_row, &both[i],
+                                &seconds);
+    }
+    return true;
 }

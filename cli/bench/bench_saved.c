@@ -140,9 +140,9 @@ static json_value *read_tree(const char *path, json_error *error)
 {
     json_error again;
     char *text = json_read_text(path, error);
-    json_value *tree = text ? json_read(text, error) : NULL;
+    json_value *tree = text ? json_read(text, 1, error) : NULL;
     if (text && tree == NULL && end_at_last_case(&text)) {
-        tree = json_read(text, &again);
+        tree = json_read(text, 1, &again);
         if (tree)
             fprintf(stderr, "folio bench: %s: the run was killed; its cases are read\n", path);
     }

@@ -375,13 +375,6 @@ static bool parse_case(report *r)
     return false;
 }
 
-static bool is_backend(const char *name)
-{
-    for (int32_t i = 0; i < folio_backend_count(); i++)
-        if (strcmp(folio_backend_name(i), name) == 0) return true;
-    return false;
-}
-
 /* K/N */
 static bool parse_share(report *r)
 {
@@ -395,8 +388,7 @@ static int check_words(report *r)
 {
     char names[256];
     const options *o = &r->opt;
-    if (o->backend && !is_backend(o->backend))
-        return args_complain("check", "unknown backend '%s'; 'folio info' lists them", o->backend);
+    if (o->backend && !backend_is_known("check", o->backend)) return EXIT_USAGE;
     if (o->level && !levels_has(o->backend, o->level))
         return args_complain("check", "--level takes one of %s, not '%s'",
                              levels_text(names, sizeof names, o->backend), o->level);

@@ -63,9 +63,8 @@ void check_run_case(const check_env *env, const check_part *part, int64_t index,
 /* Runs an attention case and judges it. */
 void check_run_attention(const check_env *env, const check_attention *c, check_outcome *out);
 
-/* Ends a case. Returns false, so that `return check_fail(...)` reads well. */
+/* A case is right unless this was said. Returns false, so that `return check_fail(...)` reads well. */
 bool check_fail(check_outcome *out, const char *format, ...) __attribute__((format(printf, 2, 3)));
-void check_pass(check_outcome *out);
 
 int64_t check_int(check_draw *d, int64_t low, int64_t high);
 /* One of a list. */
@@ -85,72 +84,13 @@ void check_latent(kit_spec *s, int32_t k_head_size, int32_t v_head_size);
 /* The length at which the backend cuts keys; a usual one where it does not. */
 int64_t check_split_len(const check_env *env);
 
-/* check_attend.c */
-void make_kernels(const check_env *, check_draw *, int64_t, check_attention *);
-void make_tiles(const check_env *, check_draw *, int64_t, check_attention *);
-void make_xpacked(const check_env *, check_draw *, int64_t, check_attention *);
-void make_alone(const check_env *, check_draw *, int64_t, check_attention *);
-void make_pairings(const check_env *, check_draw *, int64_t, check_attention *);
-void run_f32_rows(const check_env *, check_draw *, int64_t, check_outcome *);
-void make_combinations(const check_env *, check_draw *, int64_t, check_attention *);
-void make_mixed_batch(const check_env *, check_draw *, int64_t, check_attention *);
-void make_prefix_prefill(const check_env *, check_draw *, int64_t, check_attention *);
-void make_long_prefix(const check_env *, check_draw *, int64_t, check_attention *);
-void make_decoder(const check_env *, check_draw *, int64_t, check_attention *);
-void make_encoder(const check_env *, check_draw *, int64_t, check_attention *);
-void make_encoder_only(const check_env *, check_draw *, int64_t, check_attention *);
-void make_cross(const check_env *, check_draw *, int64_t, check_attention *);
-void make_profiling(const check_env *, check_draw *, int64_t, check_attention *);
-void make_gqa(const check_env *, check_draw *, int64_t, check_attention *);
-void make_alibi(const check_env *, check_draw *, int64_t, check_attention *);
-void make_sliding_window(const check_env *, check_draw *, int64_t, check_attention *);
-void make_alibi_window(const check_env *, check_draw *, int64_t, check_attention *);
-void make_soft_cap(const check_env *, check_draw *, int64_t, check_attention *);
-void make_sinks(const check_env *, check_draw *, int64_t, check_attention *);
-void make_rotary(const check_env *, check_draw *, int64_t, check_attention *);
-void make_bias(const check_env *, check_draw *, int64_t, check_attention *);
-void make_bias_nan(const check_env *, check_draw *, int64_t, check_attention *);
-void make_f16_bf16(const check_env *, check_draw *, int64_t, check_attention *);
-void make_fp8_kv(const check_env *, check_draw *, int64_t, check_attention *);
-void make_head_scales(const check_env *, check_draw *, int64_t, check_attention *);
-void make_int8_kv(const check_env *, check_draw *, int64_t, check_attention *);
-void make_latent(const check_env *, check_draw *, int64_t, check_attention *);
-void make_head_sizes(const check_env *, check_draw *, int64_t, check_attention *);
-void make_block_sizes(const check_env *, check_draw *, int64_t, check_attention *);
-void make_layouts(const check_env *, check_draw *, int64_t, check_attention *);
-void make_page_tables(const check_env *, check_draw *, int64_t, check_attention *);
-void make_positions(const check_env *, check_draw *, int64_t, check_attention *);
-void make_more_queries(const check_env *, check_draw *, int64_t, check_attention *);
-void make_kv_append(const check_env *, check_draw *, int64_t, check_attention *);
-void make_graph(const check_env *, check_draw *, int64_t, check_attention *);
-void make_split_kv(const check_env *, check_draw *, int64_t, check_attention *);
-
-/* check_batch.c */
-void run_metadata(const check_env *, check_draw *, int64_t, check_outcome *);
-void run_views(const check_env *, check_draw *, int64_t, check_outcome *);
-void run_completeness(const check_env *, check_draw *, int64_t, check_outcome *);
-void run_bias_write(const check_env *, check_draw *, int64_t, check_outcome *);
-void run_lines(const check_env *, check_draw *, int64_t, check_outcome *);
-void run_split_plan(const check_env *, check_draw *, int64_t, check_outcome *);
-
-/* check_cache.c */
-void run_describe(const check_env *, check_draw *, int64_t, check_outcome *);
-void run_shape(const check_env *, check_draw *, int64_t, check_outcome *);
-void run_copy(const check_env *, check_draw *, int64_t, check_outcome *);
-void run_swap(const check_env *, check_draw *, int64_t, check_outcome *);
-void run_gather(const check_env *, check_draw *, int64_t, check_outcome *);
-void run_pack(const check_env *, check_draw *, int64_t, check_outcome *);
-
-/* check_bits.c */
-void run_batch_invariant(const check_env *env, check_draw *d, int64_t index, check_outcome *out);
-void run_row_invariant(const check_env *, check_draw *, int64_t, check_outcome *);
-void run_address_bits(const check_env *, check_draw *, int64_t, check_outcome *);
-void run_graph_bits(const check_env *, check_draw *, int64_t, check_outcome *);
-void run_private_slots(const check_env *, check_draw *, int64_t, check_outcome *);
-void run_rotary_pass(const check_env *, check_draw *, int64_t, check_outcome *);
-void run_append_bits(const check_env *, check_draw *, int64_t, check_outcome *);
-void run_table_bits(const check_env *, check_draw *, int64_t, check_outcome *);
-void run_merge(const check_env *, check_draw *, int64_t, check_outcome *);
-void run_merge_parts(const check_env *, check_draw *, int64_t, check_outcome *);
+/* The functions of the list. */
+#define MAKE(feature, part, quick, full, function)                                                 \
+    void function(const check_env *env, check_draw *d, int64_t index, check_attention *c);
+#define RUN(feature, part, quick, full, function)                                                  \
+    void function(const check_env *env, check_draw *d, int64_t index, check_outcome *out);
+#include "check/check_cases.def"
+#undef MAKE
+#undef RUN
 
 #endif

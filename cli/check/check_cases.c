@@ -1,75 +1,16 @@
-/* check_cases.c: the list of what `folio check` runs, and how one case is run. */
+/* check_cases.c: the list of what `folio check` runs (check_cases.def), and how one case is run. */
 #include "check/check.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-/*
- * "kernels" and "combinations" are no features: every pair of types and layout, everything at
- * once.
- */
 const check_part check_parts[] = {
-    {"describe", "answers", 1, 1, NULL, run_describe},
-    {"describe", "shape", 48, 48, NULL, run_shape},
-    {"metadata", "summary", 12, 200, NULL, run_metadata},
-    {"views", "views", 12, 200, NULL, run_views},
-    {"kernels", "lines", 40, 160, NULL, run_lines},
-    {"kernels", "attend", 144, 432, make_kernels, NULL},
-    {"kernels", "tiles", 18, 126, make_tiles, NULL},
-    {"kernels", "alone", 36, 252, make_alone, NULL},
-    {"kernels", "pairings", 252, 504, make_pairings, NULL},
-    {"kernels", "xpacked", 72, 576, make_xpacked, NULL},
-    {"kernels", "f32_rows", 60, 400, NULL, run_f32_rows},
-    {"mixed_batch", "attend", 12, 80, make_mixed_batch, NULL},
-    {"prefix_prefill", "attend", 12, 80, make_prefix_prefill, NULL},
-    {"prefix_prefill", "long", 6, 156, make_long_prefix, NULL},
-    {"decoder", "attend", 36, 144, make_decoder, NULL},
-    {"decoder", "private_slots", 48, 480, NULL, run_private_slots},
-    {"encoder", "attend", 12, 80, make_encoder, NULL},
-    {"encoder_only", "attend", 12, 80, make_encoder_only, NULL},
-    {"cross", "attend", 16, 100, make_cross, NULL},
-    {"completeness", "names", 7, 7, NULL, run_completeness},
-    {"profiling", "attend", 12, 60, make_profiling, NULL},
-    {"gqa", "attend", 12, 60, make_gqa, NULL},
-    {"alibi", "attend", 12, 80, make_alibi, NULL},
-    {"sliding_window", "attend", 24, 150, make_sliding_window, NULL},
-    {"alibi_window", "attend", 12, 80, make_alibi_window, NULL},
-    {"alibi_window", "matrix", 18, 80, NULL, run_bias_write},
-    {"soft_cap", "attend", 12, 60, make_soft_cap, NULL},
-    {"sinks", "attend", 12, 60, make_sinks, NULL},
-    {"rotary", "attend", 24, 160, make_rotary, NULL},
-    {"rotary", "pass", 12, 60, NULL, run_rotary_pass},
-    {"bias", "attend", 32, 192, make_bias, NULL},
-    {"bias", "hidden_nan", 12, 60, make_bias_nan, NULL},
-    {"f16_bf16", "attend", 18, 72, make_f16_bf16, NULL},
-    {"fp8_kv", "attend", 20, 100, make_fp8_kv, NULL},
-    {"head_scales", "attend", 20, 100, make_head_scales, NULL},
-    {"int8_kv", "attend", 12, 80, make_int8_kv, NULL},
-    {"head_sizes", "attend", 18, 82, make_head_sizes, NULL},
-    {"latent", "attend", 24, 144, make_latent, NULL},
-    {"block_sizes", "attend", 18, 60, make_block_sizes, NULL},
-    {"layouts", "attend", 16, 96, make_layouts, NULL},
-    {"page_tables", "attend", 15, 60, make_page_tables, NULL},
-    {"page_tables", "bits", 8, 40, NULL, run_table_bits},
-    {"block_moves", "pack", 48, 96, NULL, run_pack},
-    {"block_moves", "copy", 48, 96, NULL, run_copy},
-    {"block_moves", "swap", 48, 192, NULL, run_swap},
-    {"block_moves", "gather", 48, 96, NULL, run_gather},
-    {"positions", "attend", 18, 100, make_positions, NULL},
-    {"more_queries", "attend", 24, 144, make_more_queries, NULL},
-    {"kv_append", "attend", 12, 80, make_kv_append, NULL},
-    {"kv_append", "bits", 6, 30, NULL, run_append_bits},
-    {"graph", "attend", 12, 60, make_graph, NULL},
-    {"graph", "bits", 8, 40, NULL, run_graph_bits},
-    {"split_kv", "attend", 16, 64, make_split_kv, NULL},
-    {"split_kv", "plan", 2, 2, NULL, run_split_plan},
-    {"lse_merge", "states", 18, 60, NULL, run_merge},
-    {"lse_merge", "parts", 12, 60, NULL, run_merge_parts},
-    {"row_invariant", "bits", 33, 300, NULL, run_row_invariant},
-    {"batch_invariant", "bits", 12, 60, NULL, run_batch_invariant},
-    {"batch_invariant", "addresses", 12, 60, NULL, run_address_bits},
-    {"combinations", "attend", 40, 500, make_combinations, NULL},
+#define MAKE(feature, part, quick, full, function) {#feature, #part, quick, full, function, NULL},
+#define RUN(feature, part, quick, full, function) {#feature, #part, quick, full, NULL, function},
+#include "check/check_cases.def"
+#undef MAKE
+#undef RUN
 };
 const int check_num_parts = (int)(sizeof check_parts / sizeof check_parts[0]);
 
@@ -88,12 +29,6 @@ bool check_fail(check_outcome *out, const char *format, ...)
     va_end(args);
     out->ok = false;
     return false;
-}
-
-void check_pass(check_outcome *out)
-{
-    out->ok = true;
-    out->message[0] = '\0';
 }
 
 /* A case's key: its seed and name. The number of the case is mixed in like a token. */
@@ -119,7 +54,7 @@ void check_run_attention(const check_env *env, const check_attention *c, check_o
 void check_run_case(const check_env *env, const check_part *part, int64_t index, check_outcome *out)
 {
     check_draw d = {.key = case_key(env->seed, part, index)};
-    *out = (check_outcome){0};
+    *out = (check_outcome){.ok = true};
     if (part->run) {
         part->run(env, &d, index, out);
         return;

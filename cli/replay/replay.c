@@ -5,6 +5,7 @@
 #include "base/args.h"
 #include "base/commands.h"
 #include "base/interrupt.h"
+#include "base/levels.h"
 #include "base/term.h"
 #include "replay/replay_engine.h"
 #include "replay/replay_live.h"
@@ -70,22 +71,29 @@ static folio_dtype dtype_named(const char *name)
     return FOLIO_F32;
 }
 
+int64_t replay_cache_bytes(const replay_options *o, int64_t blocks)
+{
+    folio_kv_cache_desc desc =
+        FOLIO_WITH(folio_kv_cache_desc, .num_blocks = blocks, .num_layers = o->layers,
+                   .block_size = o->block_size, .num_kv_heads = o->kv_heads,
+                   .k_head_size = o->head_size, .dtype = o->kv_dtype);
+    folio_kv_cache_shape shape = {.struct_size = sizeof shape};
+    if (blocks == 0) return 0;
+    return folio_kv_cache_get_shape(o->backend, &desc, &shape) == FOLIO_OK ? shape.total_bytes : -1;
+}
+
 /* As many blocks as fit. */
 static bool blocks_in(const replay_options *o, int64_t bytes, int64_t *blocks)
 {
-    folio_kv_cache_desc desc =
-        FOLIO_WITH(folio_kv_cache_desc, .num_layers = o->layers, .block_size = o->block_size,
-                   .num_kv_heads = o->kv_heads, .k_head_size = o->head_size, .dtype = o->kv_dtype);
     int64_t low = 0, high = INT32_MAX;
     while (low < high) {
-        folio_kv_cache_shape shape = {.struct_size = sizeof shape};
-        desc.num_blocks = low + (high - low + 1) / 2;
-        if (folio_kv_cache_get_shape(o->backend, &desc, &shape) != FOLIO_OK) {
+        int64_t middle = low + (high - low + 1) / 2, needed = replay_cache_bytes(o, middle);
+        if (needed < 0) {
             fprintf(stderr, "folio replay: %s\n", folio_last_error());
             return false;
         }
-        if (shape.total_bytes <= bytes) low = desc.num_blocks;
-        else high = desc.num_blocks - 1;
+        if (needed <= bytes) low = middle;
+        else high = middle - 1;
     }
     *blocks = low;
     return true;
@@ -204,7 +212,6 @@ typedef struct texts {
 static bool resolve(const texts *x, replay_options *o)
 {
     int64_t bytes;
-    folio_backend_info known = {.struct_size = sizeof known};
     const char *memory = x->memory ? x->memory : "1G";
     if (!parse_heads(x->heads, o) || !parse_real("speed", x->speed, 1e9, &o->speed) ||
         !parse_real("verify", x->verify, 100, &o->verify) || !parse_size(memory, &bytes))
@@ -219,9 +226,7 @@ static bool resolve(const texts *x, replay_options *o)
     o->prefill_first = strcmp(x->policy, "prefill-first") == 0;
     o->admit_chunk = strcmp(x->admit, "chunk") == 0;
     o->swap = strcmp(x->preempt, "swap") == 0;
-    if (strcmp(o->backend, "auto") != 0 && folio_backend_get_info(o->backend, &known) != FOLIO_OK)
-        return args_complain("replay", "unknown backend '%s'; 'folio info' lists them", o->backend),
-               false;
+    if (strcmp(o->backend, "auto") != 0 && !backend_is_known("replay", o->backend)) return false;
     if (o->head_size % 8 != 0)
         return args_complain("replay", "--head-size takes a multiple of 8, not %d",
                              (int)o->head_size),
@@ -310,7 +315,7 @@ int replay_main(int argc, char **argv)
     }
     if (!resolve(&x, &o)) return EXIT_USAGE;
     replay_trace trace;
-    replay_error error;
+    json_error error;
     if (x.trace == NULL) replay_trace_make(&trace, x.limit, o.seed);
     else if (!replay_trace_read(&trace, x.trace, x.limit, x.hash_block, &error)) {
         fprintf(stderr, "folio replay: %s: %s\n", x.trace, error.text);

@@ -32,6 +32,9 @@ typedef struct replay_options {
     const char *rows; /* file for a hash of every row; NULL: none             */
 } replay_options;
 
+/* What so many blocks need; -1: the library refuses such a cache. */
+int64_t replay_cache_bytes(const replay_options *o, int64_t blocks);
+
 void replay_help(void);
 
 #endif

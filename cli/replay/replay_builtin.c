@@ -30,14 +30,14 @@ typedef struct dice {
 /* In [low, high], small ones more often. */
 static int64_t skewed(dice *d, int64_t low, int64_t high)
 {
-    double x = (double)(replay_mix(d->seed ^ replay_mix(d->thrown++)) >> 11) * 0x1p-53;
+    double x = (double)(kit_mix(d->seed ^ kit_mix(d->thrown++)) >> 11) * 0x1p-53;
     return low + (int64_t)(x * x * (double)(high - low + 1));
 }
 
 static void grow(talk *t, int64_t num_ids, uint64_t from)
 {
     for (int64_t i = 0; i < num_ids && t->num_ids < MAX_IDS; i++)
-        t->ids[t->num_ids++] = replay_mix(from + (uint64_t)i);
+        t->ids[t->num_ids++] = kit_mix(from + (uint64_t)i);
 }
 
 static void begin(talk *t, dice *d, int64_t number)
@@ -49,7 +49,7 @@ static void begin(talk *t, dice *d, int64_t number)
 
 void replay_trace_make(replay_trace *t, int64_t limit, uint64_t seed)
 {
-    dice d = {.seed = replay_mix(seed)};
+    dice d = {.seed = kit_mix(seed)};
     talk *talks = replay_alloc(TALKS, sizeof *talks);
     int64_t count = limit < DEFAULT_REQUESTS ? limit : DEFAULT_REQUESTS;
     *t = (replay_trace){.hash_block = HASH_BLOCK, .name = replay_alloc(16, 1)};
@@ -57,7 +57,7 @@ void replay_trace_make(replay_trace *t, int64_t limit, uint64_t seed)
     for (int64_t i = 0; i < TALKS; i++) begin(&talks[i], &d, i);
     for (int64_t i = 0; i < count; i++) {
         talk *a = &talks[(i % TALKS + i / TALKS * 7) % TALKS];
-        uint64_t own = replay_mix(seed + 7) + (uint64_t)i * 4096;
+        uint64_t own = kit_mix(seed + 7) + (uint64_t)i * 4096;
         grow(a, skewed(&d, 2, 80), own);
         int64_t prompt = a->num_ids * HASH_BLOCK - skewed(&d, 0, HASH_BLOCK - 1);
         int64_t output = skewed(&d, 12, 240);

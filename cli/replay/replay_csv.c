@@ -111,13 +111,8 @@ static bool read_tokens(const replay_line *line, const field *f, const char *nam
 {
     char *end;
     double number = strtod(f->start, &end); /* some tools write 12.0 */
-    bool whole = end == f->end && end > f->start && number >= (double)min &&
-                 number <= REPLAY_MAX_TOKENS && number == (double)(int64_t)number;
-    if (!whole)
-        return replay_line_wrong(line, f->start, "%s is a whole number from %lld to %d", name,
-                                 (long long)min, REPLAY_MAX_TOKENS);
-    *value = (int64_t)number;
-    return true;
+    return (end == f->end && end > f->start && replay_whole(number, min, value)) ||
+           replay_line_wrong(line, f->start, REPLAY_WHOLE, name, (long long)min, REPLAY_MAX_TOKENS);
 }
 
 bool replay_csv_line(const replay_line *line, const replay_columns *columns, replay_trace *t)

@@ -434,7 +434,7 @@ static bool open_pool(engine *e)
     folio_pool_desc desc = FOLIO_WITH(
         folio_pool_desc, .num_blocks = e->o->num_blocks, .block_size = e->o->block_size,
         .num_layer_groups = 1, .layer_groups = &group,
-        .host_blocks = e->o->swap ? e->o->host_blocks : 0, .hash_key = replay_mix(e->o->seed) | 1);
+        .host_blocks = e->o->swap ? e->o->host_blocks : 0, .hash_key = kit_mix(e->o->seed) | 1);
     REPLAY_TRY(folio_pool_create(e->ctx ? e->ctx : e->model.l.ctx, &desc, &e->pool));
     return true;
 }

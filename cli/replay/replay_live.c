@@ -124,11 +124,6 @@ static void add_legend(page *p, const folio_pool_stats *s, int64_t each)
     add(p, "\n");
 }
 
-static double rate(int64_t count, double seconds)
-{
-    return seconds > 0 ? (double)count / seconds : 0;
-}
-
 static void add_counters(page *p, const replay_view *view, const folio_pool_stats *pool)
 {
     const replay_stats *s = view->stats;
@@ -136,8 +131,8 @@ static void add_counters(page *p, const replay_view *view, const folio_pool_stat
         (long long)view->running, (long long)view->waiting, (long long)view->paused,
         (long long)s->preemptions, 100 * replay_stats_hit_rate(s));
     add(p, "tokens/s: prefill %.0f, decode %.0f  evicted %lld",
-        rate(s->prefill_tokens, s->prefill_seconds), rate(s->decode_tokens, s->decode_seconds),
-        (long long)s->evictions);
+        replay_rate(s->prefill_tokens, s->prefill_seconds),
+        replay_rate(s->decode_tokens, s->decode_seconds), (long long)s->evictions);
     if (pool->host_blocks > 0)
         add(p, "  host %lld of %lld", (long long)(pool->host_used + pool->host_cached),
             (long long)pool->host_blocks);

@@ -72,7 +72,7 @@ static bool write_rows(replay_model *m, const replay_item *items, int64_t num_it
             uint64_t hash = 0, word;
             for (size_t b = 0; b < bytes; b += sizeof word) {
                 memcpy(&word, row + b, sizeof word);
-                hash = replay_mix(hash ^ word);
+                hash = kit_mix(hash ^ word);
             }
             if (fprintf(m->rows, "%lld %lld %d %016llx\n", (long long)items[i].request->index,
                         (long long)(items[i].first + k), (int)layer, (unsigned long long)hash) < 0)

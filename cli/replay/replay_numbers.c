@@ -1,8 +1,6 @@
 /* replay_numbers.c: see replay_numbers.h. */
 #include "replay/replay_numbers.h"
 
-#include "kit/kit.h"
-
 /* q is larger, so that scores spread over a few units and keys differ in weight. */
 static double amplitude(replay_tensor tensor) { return tensor == REPLAY_Q ? 4 : 1; }
 
@@ -21,13 +19,13 @@ void replay_numbers_init(replay_numbers *n, uint64_t seed, folio_dtype dtype, in
 void replay_numbers_row(const replay_numbers *n, replay_tensor tensor, int32_t layer, uint64_t who,
                         int64_t first_head, int64_t num_heads, void *to)
 {
-    uint64_t of = replay_mix(n->seed ^ replay_mix((uint64_t)layer * REPLAY_TENSORS + tensor));
-    uint64_t key = replay_mix(of ^ who);
+    uint64_t of = kit_mix(n->seed ^ kit_mix((uint64_t)layer * REPLAY_TENSORS + tensor));
+    uint64_t key = kit_mix(of ^ who);
     int64_t first = first_head * n->head_size / 8, count = num_heads * n->head_size / 8;
     const float *f32 = n->f32[tensor];
     const uint16_t *half = n->half[tensor];
     for (int64_t i = 0; i < count; i++) {
-        uint64_t bits = replay_mix(key + (uint64_t)(first + i) * 0xd1342543de82ef95u);
+        uint64_t bits = kit_mix(key + (uint64_t)(first + i) * 0xd1342543de82ef95u);
         if (n->dtype == FOLIO_F32)
             for (int b = 0; b < 8; b++) ((float *)to)[8 * i + b] = f32[(bits >> (8 * b)) & 255];
         else
@@ -37,5 +35,5 @@ void replay_numbers_row(const replay_numbers *n, replay_tensor tensor, int32_t l
 
 uint64_t replay_query(const replay_request *r, int64_t position)
 {
-    return replay_mix((uint64_t)r->index) + (uint64_t)position;
+    return kit_mix((uint64_t)r->index) + (uint64_t)position;
 }

@@ -15,22 +15,6 @@ static const struct {
     double share;
 } percentiles[] = {{"p50", 0.5}, {"p90", 0.9}, {"p99", 0.99}};
 
-static double rate(int64_t count, double seconds)
-{
-    return seconds > 0 ? (double)count / seconds : 0;
-}
-
-static double cache_bytes(const replay_options *o, int64_t blocks)
-{
-    folio_kv_cache_desc desc =
-        FOLIO_WITH(folio_kv_cache_desc, .num_blocks = blocks, .num_layers = o->layers,
-                   .block_size = o->block_size, .num_kv_heads = o->kv_heads,
-                   .k_head_size = o->head_size, .dtype = o->kv_dtype);
-    folio_kv_cache_shape shape = {.struct_size = sizeof shape};
-    if (blocks == 0 || folio_kv_cache_get_shape(o->backend, &desc, &shape) != FOLIO_OK) return 0;
-    return (double)shape.total_bytes;
-}
-
 /* ---- JSON and CSV */
 
 /* Percentiles, and the buckets that are not empty: the mean time of each, and how many there were. */
@@ -140,7 +124,8 @@ static void print_json(const replay_run_info *run)
     json_object(&j, "kv");
     json_integer(&j, "blocks", s->num_blocks);
     json_integer(&j, "peak_used", s->peak_used);
-    json_number(&j, "bytes", o->no_attention ? (double)NAN : cache_bytes(o, s->num_blocks));
+    json_number(&j, "bytes",
+                o->no_attention ? (double)NAN : (double)replay_cache_bytes(o, s->num_blocks));
     json_number(&j, "waste_share", replay_stats_waste(s));
     json_number(&j, "contiguous_waste_share", replay_stats_contiguous_waste(s));
     json_close(&j);
@@ -188,7 +173,7 @@ static void print_settings(const replay_options *o)
     if (o->no_attention) printf(", no attention");
     else
         printf(" (%s of %s), %d layer%s, heads %d:%d of %d, backend %s",
-               short_bytes(bytes, sizeof bytes, cache_bytes(o, o->num_blocks)),
+               short_bytes(bytes, sizeof bytes, (double)replay_cache_bytes(o, o->num_blocks)),
                folio_dtype_name(o->kv_dtype), (int)o->layers, o->layers == 1 ? "" : "s",
                (int)o->heads, (int)o->kv_heads, (int)o->head_size, o->backend);
     if (o->window > 0) printf(", window %lld", (long long)o->window);
@@ -246,10 +231,10 @@ static void add_speed(table *t, const replay_stats *s)
     table_cell(t, "%.2f s (%.2f s by the replay's clock)", s->seconds, s->clock);
     table_cell(t, "prefill");
     table_cell(t, "%lld tokens, %.0f a second", (long long)s->prefill_tokens,
-               rate(s->prefill_tokens, s->prefill_seconds));
+               replay_rate(s->prefill_tokens, s->prefill_seconds));
     table_cell(t, "decode");
     table_cell(t, "%lld tokens, %.0f a second", (long long)s->decode_tokens,
-               rate(s->decode_tokens, s->decode_seconds));
+               replay_rate(s->decode_tokens, s->decode_seconds));
     times_row(t, "time to first token", &s->ttft);
     times_row(t, "time between tokens", &s->itl);
 }
@@ -262,7 +247,7 @@ static void add_memory(table *t, const replay_options *o, const replay_stats *s)
         table_cell(t, "%lld of %lld", (long long)s->peak_used, (long long)s->num_blocks);
     else
         table_cell(t, "%lld of %lld (%s)", (long long)s->peak_used, (long long)s->num_blocks,
-                   short_bytes(bytes, sizeof bytes, cache_bytes(o, s->peak_used)));
+                   short_bytes(bytes, sizeof bytes, (double)replay_cache_bytes(o, s->peak_used)));
     table_cell(t, "KV memory wasted");
     table_cell(t, "%.2f %% (a contiguous cache: %.1f %%)", 100 * replay_stats_waste(s),
                100 * replay_stats_contiguous_waste(s));

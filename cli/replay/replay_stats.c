@@ -47,6 +47,8 @@ void replay_stats_step(replay_stats *s, const replay_step *step)
 
 static double share(double part, double whole) { return whole > 0 ? part / whole : 0; }
 
+double replay_rate(int64_t count, double seconds) { return share((double)count, seconds); }
+
 double replay_stats_waste(const replay_stats *s) { return share(s->empty_steps, s->block_steps); }
 
 double replay_stats_contiguous_waste(const replay_stats *s)

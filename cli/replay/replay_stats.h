@@ -59,6 +59,9 @@ typedef struct replay_stats {
 
 void replay_stats_step(replay_stats *s, const replay_step *step);
 
+/* A second; 0 in no time. */
+double replay_rate(int64_t count, double seconds);
+
 /* 1 - stored tokens / slots of held blocks, over all steps. */
 double replay_stats_waste(const replay_stats *s);
 /* The same for a cache that reserves the trace's longest request for every running one. */

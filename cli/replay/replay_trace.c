@@ -3,6 +3,7 @@
 #include "replay/replay_trace.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,15 +19,6 @@ void *replay_alloc(int64_t count, size_t size)
     return memory;
 }
 
-/* The finaliser of SplitMix64. */
-uint64_t replay_mix(uint64_t x)
-{
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
 /* ---- Requests */
 
 /* Of a request's own tokens; odd, so that they are far from those of hash ids. */
@@ -35,9 +27,8 @@ static const uint64_t OWN = 0xa0761d6478bd642fu;
 uint64_t replay_token(const replay_trace *t, const replay_request *r, int64_t position)
 {
     if (position < r->prompt_len && r->num_chain > 0)
-        return replay_mix(r->chain[position / t->hash_block] ^
-                          (uint64_t)(position % t->hash_block));
-    return replay_mix(replay_mix(OWN ^ (uint64_t)r->index) ^ (uint64_t)position);
+        return kit_mix(r->chain[position / t->hash_block] ^ (uint64_t)(position % t->hash_block));
+    return kit_mix(kit_mix(OWN ^ (uint64_t)r->index) ^ (uint64_t)position);
 }
 
 void replay_trace_add(replay_trace *t, double arrival, int64_t prompt_len, int64_t output_len,
@@ -59,7 +50,7 @@ void replay_trace_add(replay_trace *t, double arrival, int64_t prompt_len, int64
                           .num_chain = num_ids};
     if (num_ids > 0) r->chain = replay_alloc(num_ids, sizeof *r->chain);
     uint64_t chain = 0;
-    for (int64_t i = 0; i < num_ids; i++) r->chain[i] = chain = replay_mix(chain ^ hash_ids[i]);
+    for (int64_t i = 0; i < num_ids; i++) r->chain[i] = chain = kit_mix(chain ^ hash_ids[i]);
 }
 
 static int by_arrival(const void *a, const void *b)
@@ -106,10 +97,18 @@ bool replay_line_wrong(const replay_line *line, const char *at, const char *form
     return false;
 }
 
+bool replay_whole(double number, int64_t min, int64_t *value)
+{
+    if (!(number >= (double)min && number <= REPLAY_MAX_TOKENS && number == floor(number)))
+        return false;
+    *value = (int64_t)number;
+    return true;
+}
+
 static bool is_blank(const char *s) { return s[strspn(s, " \t\r")] == '\0'; }
 
 /* By the first line that is not blank: '{' begins JSON lines, anything else the head of a CSV. */
-static bool read_lines(FILE *file, replay_trace *t, int64_t limit, replay_error *error)
+static bool read_lines(FILE *file, replay_trace *t, int64_t limit, json_error *error)
 {
     enum { UNKNOWN, JSON, CSV } format = UNKNOWN;
     replay_columns columns = {0};
@@ -142,7 +141,7 @@ static bool read_lines(FILE *file, replay_trace *t, int64_t limit, replay_error 
 }
 
 bool replay_trace_read(replay_trace *t, const char *path, int64_t limit, int64_t hash_block,
-                       replay_error *error)
+                       json_error *error)
 {
     bool standard = strcmp(path, "-") == 0, ok = false;
     FILE *file = standard ? stdin : fopen(path, "r");

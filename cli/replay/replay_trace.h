@@ -8,6 +8,9 @@
 #ifndef FOLIO_REPLAY_TRACE_H
 #define FOLIO_REPLAY_TRACE_H
 
+#include "base/json_read.h"
+#include "kit/kit.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -32,17 +35,12 @@ typedef struct replay_trace {
     int64_t prompt_tokens, output_tokens, longest; /* sums, and the largest of prompt + output */
 } replay_trace;
 
-/* Where a trace is wrong. */
-typedef struct replay_error {
-    char text[256];
-} replay_error;
-
 /*
  * Up to `limit` requests of a file ("-": standard input). False: error->text says why, with line and
  * column; nothing needs freeing.
  */
 bool replay_trace_read(replay_trace *t, const char *path, int64_t limit, int64_t hash_block,
-                       replay_error *error);
+                       json_error *error);
 /* The built-in one: conversations that share system prompts and grow turn by turn. */
 void replay_trace_make(replay_trace *t, int64_t limit, uint64_t seed);
 void replay_trace_free(replay_trace *t);
@@ -55,9 +53,6 @@ void replay_trace_finish(replay_trace *t);
 
 uint64_t replay_token(const replay_trace *t, const replay_request *r, int64_t position);
 
-/* Every input bit reaches every output bit. */
-uint64_t replay_mix(uint64_t x);
-
 /* Memory that is there, or the program ends. Zeros. */
 void *replay_alloc(int64_t count, size_t size);
 
@@ -66,12 +61,16 @@ void *replay_alloc(int64_t count, size_t size);
 typedef struct replay_line {
     const char *text; /* without its end; terminated */
     int64_t number;   /* from 1 */
-    replay_error *error;
+    json_error *error;
 } replay_line;
 
 /* Fills error with "line L, column C: ..."; returns false. at: a place in the line. */
 bool replay_line_wrong(const replay_line *line, const char *at, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+
+/* Is this a number of tokens, from min to REPLAY_MAX_TOKENS? What is said of others: name, min and most. */
+bool replay_whole(double number, int64_t min, int64_t *value);
+#define REPLAY_WHOLE "%s is a whole number from %lld to %d"
 
 /* A line's request is added to the trace. */
 bool replay_json_line(const replay_line *line, replay_trace *t);

@@ -4,7 +4,6 @@
  * moved or evicted wrongly shows, not only wrong arithmetic.
  */
 #include "base/term.h"
-#include "kit/kit.h"
 #include "replay/replay_model.h"
 
 #include <math.h>
@@ -31,8 +30,8 @@ struct replay_verifier {
 static bool is_chosen(const replay_verifier *v, const replay_model *m, const replay_request *r,
                       int64_t position, int32_t layer, int64_t head)
 {
-    uint64_t place = replay_query(r, position) ^ replay_mix((uint64_t)layer << 32 | (uint64_t)head);
-    return replay_mix(m->o->seed ^ replay_mix(place)) <= v->threshold;
+    uint64_t place = replay_query(r, position) ^ kit_mix((uint64_t)layer << 32 | (uint64_t)head);
+    return kit_mix(m->o->seed ^ kit_mix(place)) <= v->threshold;
 }
 
 /* K and V of one head for tokens [from, end), each in the slot of its position. */

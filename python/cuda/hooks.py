@@ -7,10 +7,8 @@ FOLIO_CUDA_BUILD_DIR names a CMake build folder to use again; by default it is a
 import os
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 
-from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 PACKAGE = Path(__file__).resolve().parent
@@ -23,19 +21,10 @@ class Metadata(MetadataHookInterface):
         metadata["version"] = sources.version(PACKAGE)
 
 
-class Build(BuildHookInterface):
-    temporary = None
+class Build(sources.BuildHook):
+    variable = "FOLIO_CUDA_BUILD_DIR"
 
-    def dependencies(self):
-        return [] if self.target_name == "sdist" else sources.build_requirements()
-
-    def initialize(self, version, build_data):
-        if self.target_name == "sdist":
-            build_data["force_include"][sources.xxhash()] = "csrc/xxhash/xxhash.h"
-            return
-        given = os.environ.get("FOLIO_CUDA_BUILD_DIR")
-        self.temporary = None if given else tempfile.TemporaryDirectory()
-        folder = Path(given or self.temporary.name)
+    def add_library(self, folder, version, build_data):
         sources.build(PACKAGE, folder, "nvcc, a C11 compiler, make and xxHash's header (Debian, Ubuntu: "
                       "apt-get install nvidia-cuda-toolkit gcc g++ make libxxhash-dev)",
                       f"-DFOLIO_CUDA_ARCHITECTURES={os.environ.get('FOLIO_CUDA_ARCHITECTURES', '')}")
@@ -44,9 +33,4 @@ class Build(BuildHookInterface):
             shutil.copy(library, PACKAGE / "folio_cuda")
         else:
             build_data["force_include"][str(library)] = "folio_cuda/libfolio_cuda.so"
-        build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sources.platform_tag(library)}"
-
-    def finalize(self, version, build_data, artifact_path):
-        if self.temporary:
-            self.temporary.cleanup()

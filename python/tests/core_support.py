@@ -59,6 +59,10 @@ class Step:
         self.tables = np.split(order[:sum(counts)], np.cumsum(counts)[:-1])
         self.key_starts = np.cumsum([0, *seq_lens])
         self.query_starts = np.cumsum([0, *query_lens])
+        if self.cache.dtype in DTYPES:  # NaN in every slot that nothing is written to
+            rows = [np.full((len(order) * block_size, kv_heads, n), np.nan, DTYPES[dtype]) for n in (size, self.v_size)]
+            self.cache.write(0, arrays.put(rows[0]), None if v_in_k else arrays.put(rows[1]),
+                             np.arange(len(order) * block_size))
 
     def slots(self, i: int) -> np.ndarray:
         """The slots of all tokens of sequence i."""
@@ -86,6 +90,13 @@ class Step:
 
     def plan(self, attention: folio.Attention, **options: Any) -> folio.Plan:
         return folio.Plan(attention, cache=self.cache, max_seqs=8, max_query_tokens=512, max_seq_len=1024, **options)
+
+    def ready(self, batch: Optional[folio.Batch] = None, **options: Any) -> folio.Plan:
+        """A plan for this step, with these options of its attention; the keys before the new ones are stored."""
+        self.write_context()
+        plan = self.plan(self.attention(**options))
+        plan.update(self.batch() if batch is None else batch)
+        return plan
 
     def attention(self, **options: Any) -> folio.Attention:
         return folio.Attention(self.arrays.context, num_heads=self.heads, num_kv_heads=self.kv_heads,

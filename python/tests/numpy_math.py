@@ -66,12 +66,12 @@ def random(shape: tuple, dtype: str = "f32", seed: int = 0) -> np.ndarray:
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(DTYPES[dtype])
 
 
-def check(got: Any, expected: np.ndarray, dtype: str = "f32", factor: float = 1.0) -> None:
+def check(got: Any, expected: np.ndarray, dtype: str = "f32", factor: float = 1.0, name: str = "out") -> None:
     """Within the bound of the dtype; equal where not finite."""
     got = np.asarray(got).astype(np.float64)
-    assert got.shape == expected.shape
+    assert got.shape == expected.shape, f"{name} has shape {got.shape}, not {expected.shape}"
     finite = np.isfinite(expected)
-    np.testing.assert_array_equal(got[~finite], expected[~finite])
+    np.testing.assert_array_equal(got[~finite], expected[~finite], err_msg=name)
     scale = max(1.0, abs(expected[finite]).max(initial=0.0))
     error = abs(got - expected)[finite].max(initial=0.0)
-    assert error <= BOUNDS[dtype] * scale * factor, f"off by {error}"
+    assert error <= BOUNDS[dtype] * scale * factor, f"{name} is off by {error}"

@@ -196,33 +196,55 @@ def test_numpy_reads_a_cache_in_place() -> None:
 # --- strides ---
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_fused_qkv(dtype: str) -> None:
+@pytest.fixture
+def views(arrays: Arrays) -> Arrays:
+    """Arrays of those libraries that have views."""
+    if arrays.library == "device":
+        pytest.skip("a DeviceArray has no views")
+    return arrays
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_fused_qkv(views: Arrays, dtype: str) -> None:
     """q, k and v as columns of one projection's result, heads joined or not."""
     qkv = random((21, (4 + 2 + 2) * 32), dtype)
     q, k, v = qkv[:, :128], qkv[:, 128:192], qkv[:, 192:]
-    step = Step(Arrays("numpy", "cpu", folio.Context("cpu")), [21], [21], dtype=dtype)
-    plan = step.plan(step.attention())
-    plan.update(step.batch())
+    step = Step(views, [21], [21], dtype=dtype)
+    plan = step.ready()
     expected = attention(q.reshape(21, 4, 32), k.reshape(21, 2, 32), v.reshape(21, 2, 32))[0]
-    out = plan.forward(q, k, v, cache=step.cache)
-    assert out.shape == (21, 128)
-    check(out.reshape(21, 4, 32), expected, dtype)
-    wide = qkv.reshape(21, 8, 32)
-    check(plan.forward(wide[:, :4], wide[:, 4:6], wide[:, 6:], cache=step.cache), expected, dtype)
+    fused = views.put(qkv)
+    out = plan.forward(fused[:, :128], fused[:, 128:192], fused[:, 192:], cache=step.cache)
+    assert tuple(out.shape) == (21, 128)
+    check(views.get(out).reshape(21, 4, 32), expected, dtype)
+    wide = fused.reshape(21, 8, 32)
+    check(views.get(plan.forward(wide[:, :4], wide[:, 4:6], wide[:, 6:], cache=step.cache)), expected, dtype)
 
 
-def test_heads_before_tokens() -> None:
-    q, k, v = (random((heads, 9, 32), seed=heads).transpose(1, 0, 2) for heads in (4, 2, 2))
-    check(folio.attend(q, k, v), attention(q, k, v)[0])
+def test_heads_before_tokens(views: Arrays) -> None:
+    q, k, v = (random((heads, 9, 32), seed=heads) for heads in (4, 2, 2))
+    out = views.put(np.zeros_like(q))
+    folio.attend(*(views.put(a).swapaxes(0, 1) for a in (q, k, v)), out=out.swapaxes(0, 1), context=views.context)
+    check(views.get(out).swapaxes(0, 1), attention(*(a.swapaxes(0, 1) for a in (q, k, v)))[0])
 
 
-def test_strided_out() -> None:
+def test_strided_out(views: Arrays) -> None:
     q = random((5, 4, 32))
-    room = np.full((5, 6, 40), 7, np.float32)
-    folio.attend(q, q, q, out=room[:, 1:5, :32])
+    room = views.put(np.full((5, 6, 40), 7, np.float32))
+    folio.attend(*[views.put(q)] * 3, out=room[:, 1:5, :32], context=views.context)
+    room = views.get(room)
     check(room[:, 1:5, :32], attention(q, q, q)[0])
     assert (room[:, 0] == 7).all() and (room[:, 5] == 7).all() and (room[:, :, 32:] == 7).all()
+
+
+def test_expanded_bias(views: Arrays) -> None:
+    """A dim that is repeated by a stride of 0 is broadcast."""
+    step = Step(views, [3, 2], [20, 9])
+    plan = step.ready()
+    bias = np.zeros(20, np.float32)
+    bias[0] = -np.inf  # nobody sees the first key
+    wide = views.put(bias).expand(2, 4, 3, 20) if views.library == "torch" else np.broadcast_to(bias, (2, 4, 3, 20))
+    out = plan.forward(*step.inputs(), cache=step.cache, bias=wide)
+    check(views.get(out), step.expected(bias=np.broadcast_to(bias, (2, 4, 3, 20)))[0])
 
 
 # --- rejected, with the sentence, and nothing written ---
@@ -248,12 +270,12 @@ def test_read_only_arrays_are_rejected() -> None:
     (lambda a: np.repeat(a, 2, 2)[..., ::2], "the numbers of one head are 2 elements apart"),
     (lambda a: a.astype(np.int32), "q has dtype int32; it must be f32, f16 or bf16"),
     (lambda a: a.astype(">f4"), "bytes are in the order of other machines"),
+    (lambda a: np.zeros(a.shape, [("a", np.float32), ("b", np.int8)])["a"], "strides .* are not multiples of its 4-byte"),
     (lambda a: a.tolist(), "list is not an array"),
     (lambda a: None, "NoneType is not an array"),
-], ids=range(9))
+], ids=range(10))
 def test_bad_arrays(numpy_step: Step, change: Any, message: str) -> None:
-    plan = numpy_step.plan(numpy_step.attention())
-    plan.update(numpy_step.batch())
+    plan = numpy_step.ready()
     q, k, v = numpy_step.inputs()
     out = np.full_like(q, 7)
     with pytest.raises(folio.ArgumentError, match=message):
@@ -262,8 +284,7 @@ def test_bad_arrays(numpy_step: Step, change: Any, message: str) -> None:
 
 
 def test_the_library_s_sentence_is_the_exception_s_text(numpy_step: Step) -> None:
-    plan = numpy_step.plan(numpy_step.attention())
-    plan.update(numpy_step.batch())
+    plan = numpy_step.ready()
     q, k, v = numpy_step.inputs()
     out = np.full_like(q, 7)
     with pytest.raises(folio.ArgumentError) as caught:
@@ -434,8 +455,7 @@ def test_sparse_tensors_are_rejected() -> None:
 
 
 def test_read_only_lse(numpy_step: Step) -> None:
-    plan = numpy_step.plan(numpy_step.attention())
-    plan.update(numpy_step.batch())
+    plan = numpy_step.ready()
     lse = np.empty((5, 4), np.float32)
     lse.flags.writeable = False
     with pytest.raises(folio.ArgumentError, match="^lse is read-only$"):

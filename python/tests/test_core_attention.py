@@ -17,9 +17,7 @@ MIXED = ([1, 5, 17, 1], [33, 5, 50, 1])  # decodes, a prompt, a chunk of a promp
                                     "xpacked_1"])
 def test_forward(arrays: Arrays, dtype: str, layout: str) -> None:
     step = Step(arrays, *MIXED, dtype=dtype, layout=layout)
-    step.write_context()
-    with step.plan(step.attention()) as plan:
-        plan.update(step.batch())
+    with step.ready() as plan:
         out, lse = plan.forward(*step.inputs(), cache=step.cache, lse=True)
     expected, expected_lse = step.expected()
     numpy = arrays.device == "cpu" and arrays.library == "device"  # the CPU's own arrays
@@ -30,9 +28,7 @@ def test_forward(arrays: Arrays, dtype: str, layout: str) -> None:
 
 def test_forward_again_reads_the_cache_alone(arrays: Arrays) -> None:
     step = Step(arrays, *MIXED)
-    step.write_context()
-    plan = step.plan(step.attention())
-    plan.update(step.batch())
+    plan = step.ready()
     q, k, v = step.inputs()
     first = arrays.get(plan.forward(q, k, v, cache=step.cache))
     again = arrays.get(plan.forward(q, cache=step.cache))
@@ -41,12 +37,11 @@ def test_forward_again_reads_the_cache_alone(arrays: Arrays) -> None:
 
 def test_out_is_written_where_it_was_given(arrays: Arrays) -> None:
     step = Step(arrays, [3, 1], [20, 9])
-    step.write_context()
-    plan = step.plan(step.attention())
-    plan.update(step.batch())
+    plan = step.ready()
     out = arrays.put(np.full((4, 4 * 32), 7, np.float32))  # heads joined
     lse = arrays.put(np.full((4, 4), 7, np.float32))
-    result = plan.forward(*step.inputs(), cache=step.cache, out=out, lse=lse)
+    q, k, v = step.inputs()
+    result = plan.forward(arrays.put(step.q.reshape(4, 128)), k, v, cache=step.cache, out=out, lse=lse)
     assert result[0] is out and result[1] is lse
     expected, expected_lse = step.expected()
     check(arrays.get(out).reshape(4, 4, 32), expected)
@@ -58,26 +53,20 @@ def test_out_is_written_where_it_was_given(arrays: Arrays) -> None:
 ], ids=str)
 def test_geometry(arrays: Arrays, options: dict) -> None:
     step = Step(arrays, *MIXED)
-    step.write_context()
-    plan = step.plan(step.attention(**options))
-    plan.update(step.batch())
+    plan = step.ready(**options)
     check(arrays.get(plan.forward(*step.inputs(), cache=step.cache)), step.expected(**options)[0])
 
 
 @pytest.mark.parametrize("window", [(-1, -1), (3, 2), (3, -1), (-1, 2)])
 def test_rows_that_see_later_keys(arrays: Arrays, window: tuple) -> None:
     step = Step(arrays, [9, 17], [30, 17])
-    step.write_context()
-    plan = step.plan(step.attention(window=window))
-    plan.update(step.batch(causal=False))
+    plan = step.ready(step.batch(causal=False), window=window)
     check(arrays.get(plan.forward(*step.inputs(), cache=step.cache)), step.expected(causal=False, window=window)[0])
 
 
 def test_slopes_sinks_and_bias(arrays: Arrays) -> None:
     step = Step(arrays, *MIXED)
-    step.write_context()
-    plan = step.plan(step.attention())
-    plan.update(step.batch())
+    plan = step.ready()
     slopes, sinks = np.float32([0.5, 0.1, 0.0, -0.2]), np.float32([1.0, -np.inf, 0.0, 3.0])
     bias = random((4, 4, 17, 50), seed=9)
     bias[:, :, :, 2] = -np.inf  # hides a key; row 3 of the last sequence keeps key 0
@@ -94,9 +83,7 @@ def test_slopes_sinks_and_bias(arrays: Arrays) -> None:
 def test_positions_of_a_batch(arrays: Arrays) -> None:
     """A sequence whose keys begin at another position, as a shard of a longer one does."""
     step = Step(arrays, [2], [20])
-    step.write_context()
-    plan = step.plan(step.attention(window=(9, 0)))
-    plan.update(step.batch(first_query_pos=25, first_key_pos=4))
+    plan = step.ready(step.batch(first_query_pos=25, first_key_pos=4), window=(9, 0))
     expected = step.expected(window=(9, 0), first_query=25, first_key=4)[0]
     check(arrays.get(plan.forward(*step.inputs(), cache=step.cache)), expected)
 
@@ -106,9 +93,7 @@ def test_padding(arrays: Arrays) -> None:
     batch = folio.Batch(cache=step.cache)
     batch.add(2, padding=True)
     batch.add(3, 8, step.tables[0])
-    step.write_context()
-    plan = step.plan(step.attention())
-    plan.update(batch)
+    plan = step.ready(batch)
     q, k, v = (np.concatenate([np.full((2, *a.shape[1:]), np.nan, np.float32), a])
                for a in (step.q, step.new(step.k), step.new(step.v)))
     out, lse = plan.forward(*map(arrays.put, (q, k, v)), cache=step.cache, lse=True)
@@ -118,12 +103,10 @@ def test_padding(arrays: Arrays) -> None:
 
 def test_append_stores_nothing(arrays: Arrays) -> None:
     step = Step(arrays, [1, 6], [20, 40])
-    step.write_context()
     last = step.slots(0)[19:]
     sevens = arrays.put(np.full((1, 2, 32), 7, np.float32))
     step.cache.write(0, sevens, sevens, last)
-    plan = step.plan(step.attention())
-    plan.update(step.batch())
+    plan = step.ready()
     check(arrays.get(plan.forward(*step.inputs(), cache=step.cache, append=True)), step.expected()[0])
     assert (arrays.get(step.cache.gather(0, last, like=sevens)[0]) == 7).all()
     plan.forward(*step.inputs(), cache=step.cache)
@@ -161,8 +144,7 @@ def test_rotary_tables_and_scalings(context: folio.Context) -> None:
     """cos and sin, frequencies, and theta give the same rotation; a scaling another one."""
     arrays = Arrays("numpy", "cpu", folio.Context("cpu"))
     step = Step(arrays, [12], [12])
-    plan = step.plan(step.attention())
-    plan.update(step.batch())
+    plan = step.ready()
     frequencies = 100.0 ** (-2 * np.arange(16) / 32)
     angles = np.outer(np.arange(12), frequencies)
     forms = [{"theta": 100.0}, {"frequencies": frequencies}, {"cos": np.cos(angles), "sin": np.sin(angles)}]
@@ -185,9 +167,8 @@ def test_small_caches(arrays: Arrays, kv_dtype: str, bound: float) -> None:
     """What the cache holds, dequantised, is near K and V; attention is exact over what it holds."""
     step = Step(arrays, *MIXED, kv_dtype=kv_dtype)
     scales = {} if kv_dtype == "int8" else {"k_scale": 0.5, "v_scale": 2.0}
+    plan = step.ready()
     step.write_context(**scales)
-    plan = step.plan(step.attention())
-    plan.update(step.batch())
     out = arrays.get(plan.forward(*step.inputs(), cache=step.cache, **scales))
     slots = np.concatenate([step.slots(i) for i in range(len(step.seq_lens))])
     k, v = (arrays.get(a) for a in step.cache.gather(0, slots, like=arrays.put(step.q), **scales))
@@ -197,8 +178,7 @@ def test_small_caches(arrays: Arrays, kv_dtype: str, bound: float) -> None:
 
 def test_head_scales(arrays: Arrays) -> None:
     step = Step(arrays, [4], [4], kv_dtype="fp8_e4m3")
-    plan = step.plan(step.attention())
-    plan.update(step.batch())
+    plan = step.ready()
     scales = np.float32([0.25, 2.0])
     placed = {"k_head_scales": arrays.put(scales), "v_head_scales": arrays.put(scales)}
     out = arrays.get(plan.forward(*step.inputs(), cache=step.cache, **placed))
@@ -214,10 +194,14 @@ def test_head_scales(arrays: Arrays) -> None:
 
 def test_latent_attention(arrays: Arrays) -> None:
     step = Step(arrays, *MIXED, heads=8, kv_heads=1, size=96, v_size=64, dtype="bf16", v_in_k=True)
-    step.write_context()
-    plan = step.plan(step.attention(scale=0.1))
-    plan.update(step.batch())
+    plan = step.ready(scale=0.1)
     check(arrays.get(plan.forward(*step.inputs(), cache=step.cache)), step.expected(scale=0.1)[0], "bf16")
+
+
+def test_value_heads_of_another_size(arrays: Arrays) -> None:
+    step = Step(arrays, *MIXED, size=64, v_size=32)
+    plan = step.ready()
+    check(arrays.get(plan.forward(*step.inputs(), cache=step.cache)), step.expected()[0])
 
 
 def test_encoder_and_cross_attention(arrays: Arrays) -> None:
@@ -333,9 +317,7 @@ def test_merge_states(arrays: Arrays) -> None:
 def test_the_reference_backend_agrees() -> None:
     arrays = Arrays("numpy", "cpu", folio.Context("reference"))
     step = Step(arrays, *MIXED)
-    step.write_context()
-    plan = step.plan(step.attention())
-    plan.update(step.batch())
+    plan = step.ready()
     check(plan.forward(*step.inputs(), cache=step.cache), step.expected()[0])
 
 
@@ -345,9 +327,7 @@ def test_the_same_bits_whatever_the_threads_and_the_level() -> None:
     for options in ({"threads": 1}, {"threads": 3}, {"threads": 2, "level": "scalar"}):
         arrays = Arrays("numpy", "cpu", folio.Context("cpu", **options))
         step = Step(arrays, *MIXED, seed=3)
-        step.write_context()
-        plan = step.plan(step.attention())
-        plan.update(step.batch())
+        plan = step.ready()
         outs.append(plan.forward(*step.inputs(), cache=step.cache))
         assert arrays.context.num_threads == options["threads"]
     np.testing.assert_array_equal(outs[0], outs[1])
@@ -358,8 +338,7 @@ def test_the_same_bits_whatever_the_threads_and_the_level() -> None:
 def test_plan_info_and_kernels(context: folio.Context) -> None:
     arrays = Arrays("numpy" if context.on_host else "device", "cpu" if context.on_host else "cuda", context)
     step = Step(arrays, *MIXED, dtype="bf16", size=64)
-    plan = step.plan(step.attention())
-    plan.update(step.batch())
+    plan = step.ready()
     info = plan.info()
     assert set(info) == {"kernel", "num_items", "num_split_items", "split_len", "fallback"} and info["num_items"] > 0
     names = {kernel.name for kernel in context.kernels()}

@@ -36,11 +36,9 @@ def test_four_forms_of_one_step() -> None:
 
 def test_slots_form(arrays: Arrays) -> None:
     step = Step(arrays, [2, 1], [6, 4], block_size=1)
-    step.write_context()
-    plan = step.plan(step.attention())
     batch = folio.Batch(block_size=1)
     batch.set_slots([0, 6, 10], np.concatenate(step.tables).astype(np.int64), query_start=[0, 2, 3])
-    plan.update(batch)
+    plan = step.ready(batch)
     check(arrays.get(plan.forward(*step.inputs(), cache=step.cache)), step.expected()[0])
 
 

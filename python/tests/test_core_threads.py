@@ -28,8 +28,7 @@ from numpy_math import check, random
 def big_step(context: folio.Context) -> tuple:
     """A forward that is worth threads."""
     step = Step(Arrays("numpy", "cpu", context), [256], [256], heads=8, kv_heads=8, size=64)
-    plan = step.plan(step.attention())
-    plan.update(step.batch())
+    plan = step.ready()
     return step, plan
 
 
@@ -92,8 +91,7 @@ def test_two_threads_are_inside_at_once(tmp_path: Path, monkeypatch: pytest.Monk
     step.cache.write(0, step.k, step.v, step.slots(0))
     monkeypatch.setattr(folio.context, "_openmp_executor", lambda _: (executor, native))
     step.arrays.context = folio.Context("cpu", threads="openmp")
-    plan = step.plan(step.attention())
-    plan.update(step.batch())
+    plan = step.ready()
     spaces = [plan.new_workspace() for _ in range(2)]
     outs: list = [None, None]
 
@@ -109,6 +107,25 @@ def test_two_threads_are_inside_at_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert ctypes.c_int.in_dll(native, "alone").value == 0
     np.testing.assert_array_equal(outs[0], outs[1])
     check(outs[0], step.expected()[0])
+
+
+def test_threads_run_one_plan_with_workspaces_of_their_own(arrays: Arrays) -> None:
+    step = Step(arrays, [1, 16], [400, 300])
+    plan = step.ready()
+    q = step.inputs()[0]
+    want = arrays.get(plan.forward(*step.inputs(), cache=step.cache))
+    outs: list = []
+
+    def work() -> None:
+        workspace = plan.new_workspace()
+        outs.extend([arrays.get(plan.forward(q, cache=step.cache, workspace=workspace)) for _ in range(50)])
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outs) == 200 and all(np.array_equal(out, want) for out in outs)
 
 
 # --- OpenMP ---
@@ -268,6 +285,12 @@ def test_closed_objects_say_so(context: folio.Context) -> None:
     for name, call in calls.items():
         with pytest.raises(folio.ArgumentError, match=f"^this {type(things[name]).__name__} is closed$"):
             call(things[name])
+    arrays = Arrays("numpy" if context.on_host else "device", context.place[0], context)
+    q = arrays.put(random((3, 4, 32)))
+    open_plan = everything(context)["plan"]
+    for plan, cache, name in ((open_plan, things["cache"], "KVCache"), (things["plan"], None, "Plan")):
+        with pytest.raises(folio.ArgumentError, match=f"^this {name} is closed$"):
+            plan.forward(q, cache=cache)
 
 
 def test_with_closes() -> None:

@@ -4,13 +4,37 @@ from __future__ import annotations
 
 import gc
 
+import numpy as np
 import pytest
 import torch
-from test_torch_plan import LENS, Step
+from numpy_math import attention, rotate
 from torch_math import DTYPES, check
 
+import core_support
 import folio
 import folio.torch
+
+LENS = [(1, 17), (3, 3), (5, 40), (1, 1), (16, 33)]  # new tokens, and all of them
+
+
+class Step:
+    """A step of core_support with torch tensors, and its plan."""
+
+    def __init__(self, context, device, lens, dtype=torch.float32, v_size=None, **options):
+        names = dict(zip(DTYPES, ("f32", "f16", "bf16")))
+        self.core = core_support.Step(core_support.Arrays("torch", device, context), *map(list, zip(*lens)), size=64,
+                                      v_size=v_size, dtype=names[dtype])
+        self.cache, self.batch = self.core.cache, self.core.batch()
+        self.plan = self.core.ready(self.batch, **options)
+        self.attention = self.plan.attentions[0]
+        self.q, self.k, self.v = self.core.inputs()
+
+    def new(self):
+        return self.k, self.v
+
+    def expected(self, **options):
+        options = {name: x.cpu().numpy() if isinstance(x, torch.Tensor) else x for name, x in options.items()}
+        return tuple(torch.from_numpy(x) for x in self.core.expected(**options))
 
 
 def layer_of(step, **options):
@@ -46,16 +70,9 @@ def test_rotary_of_a_layer(context, device):
     rotary = folio.Rotary(context, num_dims=64, num_positions=64)
     k, v = step.new()
     out = layer_of(step, rotary=rotary)(step.q, k, v)
-    positions = torch.tensor([0.0, 1, 2, 0, 1], dtype=torch.float64)
-    angle = positions[:, None, None] * 10000.0 ** (-torch.arange(32, dtype=torch.float64) / 32)
-
-    def rotate(x):
-        a, b = x.double().cpu().chunk(2, -1)
-        return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
-
-    step.q, rotated = rotate(step.q), rotate(k)
-    step.k = [rotated[:3], rotated[3:]]
-    check(out, step.expected()[0])
+    positions = np.array([0, 1, 2, 0, 1])
+    q, k = (rotate(x.cpu().numpy(), positions, 64) for x in (step.q, k))
+    check(out, step.expected(q=q, k=k)[0])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -221,11 +238,9 @@ def test_cuda_graph_of_device_updates(context, device):
         lens.copy_(torch.tensor(lengths, dtype=torch.int32))
         graph.replay()
         torch.cuda.synchronize()
-        step.lens = [(1, n) for n in lengths]
-        cut = [(step.k[i][:n], step.v[i][:n]) for i, n in enumerate(lengths)]
-        saved, step.k, step.v = (step.k, step.v), [a for a, _ in cut], [b for _, b in cut]
-        check(out, step.expected()[0])
-        step.k, step.v = saved
+        keys = [slice(start, start + n) for start, n in zip(step.core.key_starts, lengths)]
+        want = [attention(step.core.q[i:i + 1], step.core.k[own], step.core.v[own])[0] for i, own in enumerate(keys)]
+        check(out, torch.from_numpy(np.concatenate(want)))
     plan.findings()
 
 

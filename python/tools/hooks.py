@@ -4,14 +4,11 @@ wheel. Sdist: adds xxHash's header. Metadata: the version is that of folio.h.
 FOLIO_BUILD_DIR names a CMake build folder to use again; by default it is a temporary one.
 """
 
-import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -26,22 +23,10 @@ class Metadata(MetadataHookInterface):
                                              "plot": ["jinja2>=3.1", "matplotlib>=3.8"]}
 
 
-class Build(BuildHookInterface):
-    temporary = None
+class Build(sources.BuildHook):
+    variable = "FOLIO_BUILD_DIR"
 
-    def dependencies(self):
-        return [] if self.target_name == "sdist" else sources.build_requirements()
-
-    def initialize(self, version, build_data):
-        if self.target_name == "sdist":
-            build_data["force_include"][sources.xxhash()] = "csrc/xxhash/xxhash.h"
-        else:
-            self.add_library(version, build_data)
-
-    def add_library(self, version, build_data):
-        given = os.environ.get("FOLIO_BUILD_DIR")
-        self.temporary = None if given else tempfile.TemporaryDirectory()
-        folder = Path(given or self.temporary.name)
+    def add_library(self, folder, version, build_data):
         sources.build(PACKAGE, folder, "a C11 compiler, make and xxHash's header (Debian, Ubuntu: "
                       "apt-get install gcc make libxxhash-dev)")
         made = folder / "wheel"
@@ -54,9 +39,4 @@ class Build(BuildHookInterface):
             else:
                 build_data["force_include"][str(file)] = f"folio/{file.name}"
         build_data["shared_scripts"][str(made / "folio")] = "folio"
-        build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sources.platform_tag(*libraries, made / 'folio')}"
-
-    def finalize(self, version, build_data, artifact_path):
-        if self.temporary:
-            self.temporary.cleanup()

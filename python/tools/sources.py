@@ -1,4 +1,5 @@
-"""What the build hooks of both packages share: the C sources, their version, CMake, and a wheel's platform tag."""
+"""What the build hooks of both packages share: the C sources, their version, CMake, a wheel's platform tag, and the
+order in which Hatchling asks for them."""
 
 from __future__ import annotations
 
@@ -8,7 +9,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 CMAKE = "cmake>=3.22"
 # Versions of glibc, 2.N, that have a manylinux tag; from 34 on all have.
@@ -66,3 +70,27 @@ def platform_tag(*files: Path) -> str:
         return f"linux_{platform.machine()}"  # another C library
     newest = max(versions)
     return f"manylinux_2_{next((step for step in GLIBC_STEPS if step >= newest), newest)}_{platform.machine()}"
+
+
+class BuildHook(BuildHookInterface):
+    """Builds in the CMake folder that `variable` names in the environment, or in a temporary one. An sdist gets
+    xxHash's header, a wheel what add_library(folder, version, build_data) puts into it."""
+
+    variable = ""
+    temporary = None
+
+    def dependencies(self):
+        return [] if self.target_name == "sdist" else build_requirements()
+
+    def initialize(self, version, build_data):
+        if self.target_name == "sdist":
+            build_data["force_include"][xxhash()] = "csrc/xxhash/xxhash.h"
+            return
+        given = os.environ.get(self.variable)
+        self.temporary = None if given else tempfile.TemporaryDirectory()
+        build_data["pure_python"] = False
+        self.add_library(Path(given or self.temporary.name), version, build_data)
+
+    def finalize(self, version, build_data, artifact_path):
+        if self.temporary:
+            self.temporary.cleanup()

@@ -18,15 +18,6 @@ check "there are topics" test "$(echo "$topics" | wc -l)" -ge 2
 "$folio" manual >folio.1
 
 # ---- Help: each option of the tables, and no other ------------------------------------------------
-# options COMMAND: those of its table, by way of the completion made from it.
-options() {
-    case $1 in
-        bench/*) seen="__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from ${1#bench/}'" ;;
-        bench) seen="__fish_seen_subcommand_from bench; and not" ;;
-        *) seen="__fish_seen_subcommand_from $1'" ;;
-    esac
-    grep -F "'$seen" folio.fish | sed -n 's/.* -l \([a-z-]*\).*/\1/p' | sort
-}
 for command in $all; do
     words=$(echo "$command" | tr '/' ' ')
     # shellcheck disable=SC2086 # words
@@ -37,9 +28,13 @@ for command in $all; do
     check "help of $words: exit status" grep -q '^exit status$' out
     check "help of $words fits 100 columns" test -z "$(awk 'length > 100' out)"
     sed -n 's/^  \( *\|-[a-z], \)--\([a-z-]*\)\( .*\|\)$/\2/p' out | sort -u >said
-    options "$command" >table
+    # Those of its table, by way of the completion made from it.
+    # shellcheck disable=SC2086 # words
+    "$folio" completion words $words - | sed -n 's/^--\([a-z-]*\)	.*/\1/p' | sort >table
     check "help of $words names its options: $(diff table said | tr '\n' ' ')" cmp -s table said
     check "completion of $words has options" test -s table
+    # shellcheck disable=SC2086 # words
+    check "and says what they do" test "$("$folio" completion words $words - | grep -c "^--[a-z-]*$(printf '\t')$")" -eq 0
     # shellcheck disable=SC2086 # words
     run help $words
     check "folio help $words" grep -q "^usage: folio $words" out
@@ -93,6 +88,7 @@ fi
 
 # ---- Completion -----------------------------------------------------------------------------------
 # complete_bash WORD...: what bash offers for the last word.
+PATH=${folio%/*}:$PATH
 complete_bash() {
     bash -c '. ./folio.bash; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _folio; printf "%s\n" "${COMPREPLY[@]}"' \
         bash "$@" 2>&1 | tr '\n' ' '
@@ -122,6 +118,7 @@ if command -v bash >/dev/null; then
     offers ' ' folio replay --limit ''
     offers 'bash zsh fish ' folio completion ''
     offers 'replay ' folio help r
+    offers ' ' folio nonsense ''
     check "bash: it is complete's" bash -c '. ./folio.bash && complete -p folio | grep -q "_folio folio"'
 else
     skip "there is no bash"
@@ -129,6 +126,18 @@ fi
 if command -v zsh >/dev/null; then
     check "zsh reads its script" zsh -n _folio
     check "zsh takes it" zsh -fc 'autoload -U compinit && compinit -D -u && . ./_folio && [[ $_comps[folio] == _folio ]]'
+    # offers_zsh EXPECTED WORD...: what it hands to zsh's own functions for the last word.
+    offers_zsh() {
+        want=$1
+        shift
+        got=$(zsh -fc '_describe() { print -rl -- "${offers[@]%%:*}" }; _files() { print files }; compdef() { :; }
+            . ./_folio; words=("$@"); CURRENT=$#; _folio' zsh "$@" 2>&1 | tr '\n' ' ')
+        check "zsh: $*: '$got', expected '$want'" test "$got" = "$want"
+    }
+    offers_zsh 'overhead pool ' folio bench ''
+    offers_zsh 'cpu cuda ' folio bench --backend ''
+    offers_zsh 'files ' folio bench pool --from ''
+    offers_zsh 'recompute swap ' folio replay x --preempt ''
 else
     skip "there is no zsh"
 fi
@@ -144,6 +153,7 @@ if command -v fish >/dev/null; then
     offers_fish '--filter ' 'folio bench pool --fi'
     offers_fish 'recompute swap ' 'folio replay --preempt '
     offers_fish 'bash fish zsh ' 'folio completion '
+    offers_fish 'sub/trace.jsonl ' 'folio replay sub/'
 else
     skip "there is no fish"
 fi

@@ -94,7 +94,7 @@ TEST(cli_json, what_is_written_is_read)
     json_number(&j, NULL, (double)NAN);
     json_close(&j);
     json_close(&j);
-    json_value *v = json_read(finish(&j), &error);
+    json_value *v = json_read(finish(&j), 1, &error);
     REQUIRE_TEST(v != NULL);
     CHECK(strcmp(json_text(v, "text"), "q\" b\\ n\n t\t \x01 \xc3\xa9") == 0);
     const json_value *list = json_member(v, "list");
@@ -110,7 +110,8 @@ TEST(cli_json, what_is_written_is_read)
 TEST(cli_json, escapes_are_resolved)
 {
     json_error error;
-    json_value *v = json_read("\"\\u0041\\/\\u00e9\\u20ac\\ud83d\\ude00\\ud83d\\u0041\"", &error);
+    json_value *v =
+        json_read("\"\\u0041\\/\\u00e9\\u20ac\\ud83d\\ude00\\ud83d\\u0041\"", 1, &error);
     REQUIRE_TEST(v != NULL);
     CHECK_MSG(strcmp(v->text, "A/\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80\xef\xbf\xbd"
                               "A") == 0,
@@ -141,7 +142,7 @@ TEST(cli_json, what_is_no_json_is_refused_with_its_place)
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         json_error error = {.text = ""};
-        CHECK(json_read(cases[i].text, &error) == NULL);
+        CHECK(json_read(cases[i].text, 1, &error) == NULL);
         CHECK_MSG(strcmp(error.text, cases[i].error) == 0, "%s: %s", cases[i].text, error.text);
     }
 }
@@ -152,6 +153,6 @@ TEST(cli_json, depth_is_limited)
     json_error error = {.text = ""};
     memset(deep, '[', sizeof deep);
     deep[sizeof deep - 1] = '\0';
-    CHECK(json_read(deep, &error) == NULL);
+    CHECK(json_read(deep, 1, &error) == NULL);
     CHECK_MSG(strcmp(error.text, "line 1, column 66: nested too deeply") == 0, "%s", error.text);
 }

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 import torch
@@ -139,12 +139,11 @@ class Group:
         return self.plan, self.plan.attentions.index(attention)
 
 
-def attend(group: Group, layer: int, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor,
-           value: torch.Tensor, scaling: Optional[float], dropout: float, s_aux: Optional[torch.Tensor],
-           kwargs: dict[str, Any]) -> torch.Tensor:
+def _attend(group: Group, layer: int, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor,
+            value: torch.Tensor, scaling: Optional[float], s_aux: Optional[torch.Tensor],
+            kwargs: dict[str, Any]) -> torch.Tensor:
     """Attention of one layer over the step that the group is in. query [1, heads, tokens, size], key and value
     [1, kv_heads, tokens, size]; returns [1, tokens, heads, v_size]."""
-    check_inference(module, (query, key, value), dropout)
     kv = group.kv
     if key.shape[1] != kv.num_kv_heads or key.shape[3] != kv.head_size or value.shape[3] != kv.v_head_size:
         raise UnsupportedError(f"keys have {key.shape[1]} heads of {key.shape[3]} and values of {value.shape[3]}; "
@@ -161,12 +160,23 @@ def attend(group: Group, layer: int, module: torch.nn.Module, query: torch.Tenso
     return out.unsqueeze(0)
 
 
-def refuse_plain() -> None:
-    raise UnsupportedError("this attention implementation is for continuous batching (generate_batch); "
-                           'for forward and generate use "folio"')
+def attention_over(find: Callable) -> Callable:
+    """The function of the attention interface. find(cache, layer_idx) knows how the cache of transformers arranges its
+    pages: it gives the Group of a layer, the group's index in the arguments of a call, and the layer's number in it."""
+    @torch.compiler.disable
+    def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                  attention_mask: Optional[torch.Tensor], scaling: Optional[float] = None, dropout: float = 0.0,
+                  s_aux: Optional[torch.Tensor] = None, cache: Any = None, **kwargs: Any) -> tuple[torch.Tensor, None]:
+        """Returns (out [1, tokens, heads, size], None)."""
+        if cache is None:
+            raise UnsupportedError("this attention implementation is for continuous batching (generate_batch); "
+                                   'for forward and generate use "folio"')
+        if query.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise UnsupportedError("steps cannot be captured in a CUDA graph: pass "
+                                   "ContinuousBatchingConfig(use_cuda_graph=False)")
+        group, index, layer = find(cache, module.layer_idx)
+        group.start_step(kwargs, index)
+        check_inference(module, (query, key, value), dropout)
+        return _attend(group, layer, module, query, key, value, scaling, s_aux, kwargs), None
 
-
-def refuse_capture(device: torch.device) -> None:
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise UnsupportedError("steps cannot be captured in a CUDA graph: pass "
-                               "ContinuousBatchingConfig(use_cuda_graph=False)")
+    return attention

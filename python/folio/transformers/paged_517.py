@@ -16,7 +16,7 @@ import torch
 from ..cache import KVCache
 from ..context import torch_context
 from ..errors import UnsupportedError
-from .paged import Group, Pages, attend, block_size_of, refuse_capture, refuse_plain
+from .paged import Group, Pages, attention_over, block_size_of
 
 _groups: WeakKeyDictionary = WeakKeyDictionary()  # cache of transformers -> {group index: Group}
 
@@ -57,15 +57,9 @@ def _wrap(cache: Any, memory: list[torch.Tensor], window: Optional[int]) -> Grou
     return Group(pages, kv, cache.dtype, cache.write_trash_index)
 
 
-@torch.compiler.disable
-def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-              attention_mask: Optional[torch.Tensor], scaling: Optional[float] = None, dropout: float = 0.0,
-              s_aux: Optional[torch.Tensor] = None, cache: Any = None, **kwargs: Any) -> tuple[torch.Tensor, None]:
-    """The function of the attention interface. Returns (out [1, tokens, heads, size], None)."""
-    if cache is None:
-        refuse_plain()
-    refuse_capture(query.device)
-    index, layer = cache.layer_index_to_group_indices[module.layer_idx]
-    group = _group(cache, index, module.layer_idx)
-    group.start_step(kwargs, index)
-    return attend(group, layer, module, query, key, value, scaling, dropout, s_aux, kwargs), None
+def _find(cache: Any, layer_idx: int) -> tuple[Group, int, int]:
+    index, layer = cache.layer_index_to_group_indices[layer_idx]
+    return _group(cache, index, layer_idx), index, layer
+
+
+attention = attention_over(_find)

@@ -8,7 +8,7 @@ page_size tokens:
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 
 from ..cache import KVCache
 from ..context import torch_context
-from .paged import Group, Pages, attend, block_size_of, refuse_capture, refuse_plain
+from .paged import Group, Pages, attention_over, block_size_of
 
 _groups: WeakKeyDictionary = WeakKeyDictionary()  # cache of transformers -> {allocator index: Group}
 
@@ -46,16 +46,9 @@ def _wrap(memory: torch.Tensor, allocator: Any) -> Group:
     return Group(pages, kv, allocator.cache_dtype, allocator.write_trash_index)
 
 
-@torch.compiler.disable
-def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-              attention_mask: Optional[torch.Tensor], scaling: Optional[float] = None, dropout: float = 0.0,
-              s_aux: Optional[torch.Tensor] = None, cache: Any = None, **kwargs: Any) -> tuple[torch.Tensor, None]:
-    """The function of the attention interface. Returns (out [1, tokens, heads, size], None)."""
-    if cache is None:
-        refuse_plain()
-    refuse_capture(query.device)
-    allocator = cache.layer_to_allocator[module.layer_idx]
-    group = _group(cache, allocator)
-    group.start_step(kwargs, allocator.index)
-    layer = allocator.layer_indices.index(module.layer_idx)
-    return attend(group, layer, module, query, key, value, scaling, dropout, s_aux, kwargs), None
+def _find(cache: Any, layer_idx: int) -> tuple[Group, int, int]:
+    allocator = cache.layer_to_allocator[layer_idx]
+    return _group(cache, allocator), allocator.index, allocator.layer_indices.index(layer_idx)
+
+
+attention = attention_over(_find)
