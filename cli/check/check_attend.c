@@ -205,26 +205,32 @@ static void add_one_thing(check_draw *d, int64_t index, check_attention *c)
 }
 
 /*
- * Prompts and chunks of several tiles of the largest kernels, in their favourite shape: lengths at the edges of pages and
- * tiles, groups that fill no tile, and one thing more in turns.
+ * Prompts and chunks of several tiles of the largest kernels, in their favourite shapes: lengths at the edges of pages and
+ * tiles, groups that fill no tile, and one thing more in turns. With --full, some have so many kv heads that a GPU's
+ * blocks compute several tiles, none of which is cut.
  */
 void make_tiles(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
     static const int32_t groups[] = {4, 1, 3, 6, 20, 8, 2};
     static const int32_t blocks[] = {16, 32, 16, 48};
-    static const int64_t lens[] = {17, 31, 32, 33, 63, 64, 65, 96, 116, 127, 128, 129, 143, 145};
-    static const int64_t before[] = {0, 0, 1, 12, 63, 100, 127, 128, 129, 180, 300};
+    static const int32_t sizes[][2] = {{128, 128}, {64, 64}, {192, 128}, {256, 256}, {192, 192}};
+    static const int64_t lens[] = {17, 31,  32,  33,  63,  64,  65,  80,  96,
+                                   97, 116, 127, 128, 129, 143, 145, 191, 193};
+    static const int64_t before[] = {0, 0, 1, 12, 63, 79, 100, 127, 128, 129, 180, 300};
     kit_spec *s = &c->spec;
     check_base(env, d, c);
     s->num_kv_heads = (int32_t)check_int(d, 1, 2);
     s->num_heads = s->num_kv_heads * groups[index % COUNT(groups)];
-    s->k_head_size = 128;
+    if (index % 11 == 10 && index > 40) s->num_heads = s->num_kv_heads = 66;
+    s->k_head_size = sizes[index % COUNT(sizes)][0];
+    s->v_head_size = sizes[index % COUNT(sizes)][1];
     s->dtype = query_dtypes[1 + index % 2];
     s->block_size = CHECK_PICK(d, blocks);
     s->layout = FOLIO_LAYOUT_NATIVE;
     s->wide_gaps = true;
     s->graph = check_chance(d, 4);
     int64_t most = s->num_heads > 12 ? 1 : 2;
+    if (s->num_kv_heads == 66) check_add(c, 193, 0), most = 0;
     for (int64_t i = 0; i < most; i++) check_add(c, CHECK_PICK(d, lens), CHECK_PICK(d, before));
     if (check_chance(d, 3)) add_decode(d, c);
     add_one_thing(d, index, c);
@@ -467,16 +473,18 @@ static void long_option(check_draw *d, int64_t turn, check_attention *c)
 /* Many rows over long keys in a small batch: a device cuts their keys, and merges parts. */
 void make_long_prefix(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
-    static const int32_t sizes[] = {128, 128, 64, 128, 256, 40, 128};
+    static const int32_t sizes[][2] = {{128, 128}, {192, 128}, {64, 64},  {192, 192},
+                                       {256, 256}, {40, 40},   {128, 128}};
     static const int32_t rows[][2] = {{4, 8}, {20, 1}, {4, 16}, {32, 1}, {8, 3},  {32, 3},
                                       {3, 7}, {17, 2}, {8, 16}, {1, 33}, {6, 11}, {2, 70}};
-    static const int64_t keys[] = {1000, 600, 1537, 513, 1281};
+    static const int64_t keys[] = {1000, 600, 1537, 513, 1281, 3001};
     check_base(env, d, c);
     kit_spec *s = &c->spec;
     const int32_t *shape = rows[index % COUNT(rows)];
     s->num_kv_heads = index % 4 == 3 ? 2 : 1;
     s->num_heads = s->num_kv_heads * shape[0];
-    s->k_head_size = sizes[index % COUNT(sizes)];
+    s->k_head_size = sizes[index % COUNT(sizes)][0];
+    s->v_head_size = sizes[index % COUNT(sizes)][1];
     s->dtype = index % 3 ? FOLIO_BF16 : FOLIO_F16;
     check_add(c, shape[1], CHECK_PICK(d, keys));
     if (check_chance(d, 2)) check_add(c, check_int(d, 1, 6), CHECK_PICK(d, keys));

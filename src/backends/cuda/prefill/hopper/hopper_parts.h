@@ -14,8 +14,10 @@
 #include "backends/cuda/prefill/hopper/hopper_store.h"
 
 /* Where a row of a part lies, in rows of one kv head. */
-static __device__ __forceinline__ int64_t part_row(const hopper_args &a, const hopper_tile &t,
-                                                   int32_t part, row_place p)
+template <int GROUPS>
+static __device__ __forceinline__ int64_t part_row(const hopper_args &a,
+                                                   const hopper_tile<GROUPS> &t, int32_t part,
+                                                   row_place p)
 {
     int32_t head = t.first_head + p.head - t.kv_head * a.group;
     int64_t row = t.store + (int64_t)part * t.out.num_queries * a.group + p.query * a.group + head;
@@ -23,9 +25,9 @@ static __device__ __forceinline__ int64_t part_row(const hopper_args &a, const h
 }
 
 /* store_rows of a part. */
-template <typename T>
-static __device__ __forceinline__ uint32_t store_part(const hopper_args &a, const hopper_tile &t,
-                                                      const float (&o)[64], const row_sums &r)
+template <class I>
+static __device__ __forceinline__ uint32_t store_part(const hopper_args &a, const tile_of<I> &t,
+                                                      const typename I::sums &o, const row_sums &r)
 {
     int lane = fresh_lane(), row = (int)threadIdx.x / WARP * 16 + lane / 4;
     row_ends e = end_rows(r);
@@ -35,9 +37,9 @@ static __device__ __forceinline__ uint32_t store_part(const hopper_args &a, cons
         row_place p = place_of(a, row + 8 * i);
         bool is_there = is_row(t.out, p);
         int64_t at = part_row(a, t, t.part, p);
-        float *out = a.part_out + at * DIMS + lane % 4 * 2, odd = 0.0f;
+        float *out = a.part_out + at * I::DV + lane % 4 * 2, odd = 0.0f;
 #pragma unroll
-        for (int j = 0; j < DIMS / 8; j++) {
+        for (int j = 0; j < I::DV / 8; j++) {
             float2 two = make_float2(o[4 * j + 2 * i] * e.by[i], o[4 * j + 2 * i + 1] * e.by[i]);
             odd = fmaf(two.x, 0.0f, fmaf(two.y, 0.0f, odd));
             if (is_there) __stcg((float2 *)(out + j * 8), two);
@@ -76,39 +78,40 @@ static __device__ __forceinline__ int32_t await_parts(int32_t *counter, int32_t 
 }
 
 /* A lane's dims of some parts of a row, and their lse: all on their way from memory at once. */
-template <int PARTS, int QUADS> struct parts_of_row {
-    float4 out[PARTS][QUADS];
+template <class I, int PARTS, int LANES> struct parts_of_row {
+    float4 out[PARTS][QUADS<I, LANES>];
     float lse[PARTS];
 
     __device__ __forceinline__ void load(const float *out_at, const float *lse_at, int64_t step,
-                                         int32_t first, int32_t num_parts)
+                                         int32_t first, int32_t num_parts, int lane)
     {
 #pragma unroll
         for (int i = 0; i < PARTS; i++) {
             int64_t row = min(first + i, num_parts - 1) * step;
 #pragma unroll
-            for (int j = 0; j < QUADS; j++)
-                out[i][j] = __ldcg((const float4 *)(out_at + row * DIMS + j * (DIMS / QUADS)));
+            for (int j = 0; j < QUADS<I, LANES>; j++)
+                if (has_quad<I, LANES>(lane, j))
+                    out[i][j] = __ldcg((const float4 *)(out_at + row * I::DV + j * (4 * LANES)));
             lse[i] = __ldcg(lse_at + row * 2);
         }
     }
 };
 
 /*
- * A row's parts added up, PARTS of them at once. Of its dims a lane has QUADS times 4, so that a warp merges QUADS rows at
- * once: they wait for memory together.
+ * A row's parts added up by LANES lanes, PARTS of them at once: with fewer lanes a warp merges several rows, which wait for
+ * memory together.
  */
-template <typename T, int PARTS, int QUADS>
-static __device__ __forceinline__ void merge_row(const hopper_args &a, const hopper_tile &t,
+template <class I, int PARTS, int LANES>
+static __device__ __forceinline__ void merge_row(const hopper_args &a, const tile_of<I> &t,
                                                  row_place p)
 {
-    int lane = threadIdx.x % (WARP / QUADS);
+    int lane = threadIdx.x % LANES;
     int64_t at = part_row(a, t, 0, p), step = part_row(a, t, 1, p) - at;
-    const float *lse = a.part_lse + at * 2, *out = a.part_out + at * DIMS + lane * 4;
-    parts_of_row<PARTS, QUADS> parts;
-    parts.load(out, lse, step, 0, t.num_parts);
+    const float *lse = a.part_lse + at * 2, *out = a.part_out + at * I::DV + lane * 4;
+    parts_of_row<I, PARTS, LANES> parts;
+    parts.load(out, lse, step, 0, t.num_parts, lane);
     float largest = -CUDART_INF_F;
-    if constexpr (QUADS > 1) { /* there are no more than PARTS */
+    if constexpr (LANES < WARP) { /* there are no more than PARTS */
 #pragma unroll
         for (int i = 0; i < PARTS; i++) largest = fmaxf(largest, parts.lse[i]);
     } else {
@@ -117,66 +120,67 @@ static __device__ __forceinline__ void merge_row(const hopper_args &a, const hop
         largest = warp_max(largest);
     }
     float base = softmax_base(largest), sum = 0.0f;
-    float4 all[QUADS] = {};
+    float4 all[QUADS<I, LANES>] = {};
 #pragma unroll 1
     for (int32_t first = 0; first < t.num_parts; first += PARTS) {
-        if (first > 0) parts.load(out, lse, step, first, t.num_parts);
+        if (first > 0) parts.load(out, lse, step, first, t.num_parts, lane);
 #pragma unroll
         for (int i = 0; i < PARTS; i++) {
             if (first + i >= t.num_parts) break;
             float by = exp2_approx((parts.lse[i] - base) * LOG2E);
             sum += by;
 #pragma unroll
-            for (int j = 0; j < QUADS; j++) {
+            for (int j = 0; j < QUADS<I, LANES>; j++) {
                 float4 x = parts.out[i][j], y = all[j];
                 all[j] = make_float4(fmaf(x.x, by, y.x), fmaf(x.y, by, y.y), fmaf(x.z, by, y.z),
                                      fmaf(x.w, by, y.w));
             }
         }
     }
-    put_row<T, QUADS>(a, t, p, all, largest, sum);
+    put_row<I, LANES>(a, t, p, all, largest, sum);
 }
 
 /*
  * A warp has stored its rows of a part, or one that does not wait says so for all of its block. When all parts are there, rows
  * are merged. If no warp left and each has a row to merge, they take rotations, without asking for a number; else warps that are
- * there take QUADS rows after others.
+ * there take some rows after others.
  */
-template <typename T, int PARTS, int QUADS, bool WAITS>
-static __device__ __forceinline__ void end_part(const hopper_args &a, const hopper_tile &t)
+template <class I, int PARTS, int LANES, bool WAITS>
+static __device__ __forceinline__ void end_part(const hopper_args &a, const tile_of<I> &t)
 {
-    constexpr int32_t warps = WAITS ? 1 : 8; /* one warp counts for all 8 */
+    constexpr int32_t warps = WAITS ? 1 : I::WARPS; /* one warp counts for all */
+    constexpr int32_t at_once = WARP / LANES;       /* rows that a warp merges */
     int32_t *counter = a.counters + 4 * (1 + (int64_t)t.counter * a.units + t.unit);
-    int32_t all = 8 * t.num_parts, rows = t.out.num_queries * a.heads;
+    int32_t all = I::WARPS * t.num_parts, rows = t.out.num_queries * a.heads;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     int32_t count = 0, row = 0, gone = 0;
     __syncwarp();
     if (lane == 0) count = await_parts(counter, warps, all, WAITS);
     count = __shfl_sync(ALL_LANES, count, 0);
-    bool in_turns = WAITS && count == all && rows >= all * QUADS;
+    bool in_turns = WAITS && count == all && rows >= all * at_once;
     if (in_turns) {
         if (lane == 0) gone = atomicAdd(counter + 2, 1); /* nobody looks at the counters any more */
-        row = (t.part * 8 + warp) * QUADS;
+        row = (t.part * I::WARPS + warp) * at_once;
     } else if (count % LEFT < all) row = rows;
-    else if (lane == 0) row = atomicAdd(counter + 1, QUADS);
+    else if (lane == 0) row = atomicAdd(counter + 1, at_once);
 #pragma unroll 1
     for (;;) {
         int32_t now = __shfl_sync(ALL_LANES, row, 0);
         if (now >= rows) break;
-        if (in_turns) row += all * QUADS;
-        else if (lane == 0) row = atomicAdd(counter + 1, QUADS); /* it comes meanwhile */
-        row_place p = place_of(a, now + lane / (WARP / QUADS));
-        if (is_row(t.out, p)) merge_row<T, PARTS, QUADS>(a, t, p);
+        if (in_turns) row += all * at_once;
+        else if (lane == 0) row = atomicAdd(counter + 1, at_once); /* it comes meanwhile */
+        row_place p = place_of(a, now + lane / LANES);
+        if (is_row(t.out, p)) merge_row<I, PARTS, LANES>(a, t, p);
     }
     if (lane == 0 && !in_turns) gone = add_in_order(counter + 2, warps);
     if (lane == 0 && gone == all - warps) counter[0] = counter[1] = counter[2] = 0;
 }
 
 /* The warp that ends parts for those that compute; but for a block's last tile, which they end themselves. */
-template <typename T>
-static __device__ __forceinline__ void end_parts(const hopper_args &a, const hopper_memory &m)
+template <class I>
+static __device__ __forceinline__ void end_parts(const hopper_args &a, const hopper_memory<I> &m)
 {
-    hopper_shared &sh = m.sh();
+    hopper_shared<I> &sh = m.sh();
     tile_at at = {0, 0, 0};
     barrier_wait_idly(shared_address(&sh.tile_filled[0]), 0);
     while (!sh.tiles[at.place].keys.is_none) {
@@ -185,8 +189,8 @@ static __device__ __forceinline__ void end_parts(const hopper_args &a, const hop
         barrier_wait_idly(shared_address(&sh.tile_filled[next.place]), next.phase);
         if (sh.tiles[next.place].keys.is_none) return;
         barrier_wait_idly(shared_address(&sh.tile_stored[at.place]), at.phase);
-        const hopper_tile &t = sh.tiles[at.place];
-        if (t.num_parts > 1) end_part<T, 4, 1, false>(a, t);
+        const tile_of<I> &t = sh.tiles[at.place];
+        if (t.num_parts > 1) end_part<I, (I::DV != 128 ? 2 : 4), WARP, false>(a, t);
         __syncwarp();
         if (threadIdx.x % WARP == 0) barrier_arrive(shared_address(&sh.tile_emptied[at.place]));
         at = next;

@@ -1,11 +1,11 @@
 /*
- * hopper_prefill.cu: prefill on Hopper: 16-bit K and V in native pages, head size 128. As many blocks as multiprocessors take tiles
- * until there are none. Of a block's three warpgroups two compute, each 64 rows of a tile, and one loads for them:
+ * hopper_prefill.cu: prefill on Hopper: 16-bit K and V in native pages. As many blocks as multiprocessors take tiles until
+ * there are none. Of a block's warpgroups the last loads, and the others compute, each 64 rows of a tile:
  *
  *   step:  Q K^T of this key tile, P V of the one before | both on their way, softmax of this one under P V
  *   end:   the last P V, Q K^T of the next tile          | out is stored under that
  *
- * Q is in registers. Weights P are in the registers that their scores came in.
+ * Weights P are in the registers that their scores came in.
  */
 #include "backends/cuda/prefill/hopper/hopper_load.h"
 #include "backends/cuda/prefill/hopper/hopper_slow.h"
@@ -18,105 +18,178 @@ static __device__ __forceinline__ void release(const uint64_t &barrier)
     if (threadIdx.x % WARP == 0) barrier_arrive(shared_address(&barrier));
 }
 
-/* The warp's rows of q to registers; their place is free then. */
-static __device__ __forceinline__ void load_q(uint32_t (&q)[32], const hopper_memory &m, int group)
+/* The warp's rows of q to registers, if they are held there; their place is free then. */
+template <class I>
+static __device__ __forceinline__ void load_q(typename I::query &q, const hopper_memory<I> &m,
+                                              int group)
 {
+    if (!I::HOLDS_Q) return;
     int lane = fresh_lane(), row = (int)threadIdx.x / WARP * 16 + lane % 16;
     uint32_t from = m.q() + row * 128;
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < I::DK / 16; i++) {
         int unit = (i % 4 * 2 + lane / 16) ^ lane % 8;
-        ldmatrix(&q[4 * i], from + i / 4 * Q_PANEL_BYTES + unit * 16);
+        ldmatrix(&q[4 * i], from + i / 4 * I::Q_PANEL_BYTES + unit * 16);
     }
     __syncwarp();
     release(m.sh().q_emptied[group]);
 }
 
 /* Scores of the first N keys of a stage. */
-template <typename T, int N>
-static __device__ __forceinline__ void score_keys(float (&s)[64], const uint32_t (&q)[32],
-                                                  uint32_t kv, int stage)
+template <class I, int N>
+static __device__ __forceinline__ void score_keys(typename I::scores &s, const typename I::query &q,
+                                                  const hopper_memory<I> &m, int stage)
 {
-    uint64_t k = matrix_at(kv + stage * STAGE_BYTES, 16, HALF_BYTES);
-    multiply_rows<T, N, 0>(s, q, k);
+    uint64_t k = matrix_at(m.kv() + stage * I::K_STAGE, 16, I::K_STEP);
+    if constexpr (I::HOLDS_Q) {
+        multiply_rows<typename I::T, N, 0>(s, q, k);
 #pragma unroll
-    for (int i = 1; i < 8; i++)
-        multiply_rows<T, N, 1>(s, q + 4 * i, k + (i / 4 * PANEL_BYTES + i % 4 * 32) / 16);
+        for (int i = 1; i < I::DK / 16; i++)
+            multiply_rows<typename I::T, N, 1>(s, q + 4 * i,
+                                               k + (i / 4 * PANEL_BYTES + i % 4 * 32) / 16);
+    } else {
+        int group = __shfl_sync(ALL_LANES, threadIdx.x / 128, 0);
+        uint64_t rows = matrix_at(m.q() + group * GROUP_ROWS * 128, 16, PANEL_BYTES);
+        multiply_rows<typename I::T, N, 0>(s, rows, k);
+#pragma unroll
+        for (int i = 1; i < I::DK / 16; i++)
+            multiply_rows<typename I::T, N, 1>(s,
+                                               rows + (i / 4 * I::Q_PANEL_BYTES + i % 4 * 32) / 16,
+                                               k + (i / 4 * PANEL_BYTES + i % 4 * 32) / 16);
+    }
 }
 
 /* Weights times V of the first PAGES pages of a stage. */
-template <typename T, int PAGES>
-static __device__ __forceinline__ void add_values(float (&o)[64], const uint32_t (&p)[32],
-                                                  uint32_t kv, int stage, int add)
+template <class I, int PAGES>
+static __device__ __forceinline__ void add_values(typename I::sums &o, const typename I::weights &p,
+                                                  const hopper_memory<I> &m, int stage, int add)
 {
-    uint64_t v = matrix_at(kv + stage * STAGE_BYTES + HALF_BYTES / 2, PANEL_BYTES, HALF_BYTES);
-    multiply_columns<T>(o, p, v, add);
+    uint64_t v = matrix_at(m.kv() + I::V_AT + stage * I::V_STAGE, PANEL_BYTES, I::V_STEP);
+    multiply_columns<typename I::T>(o, p, v, add);
 #pragma unroll
-    for (int i = 1; i < PAGES; i++) multiply_columns<T>(o, p + 4 * i, v + i * PAGE_BYTES / 16, 1);
+    for (int i = 1; i < PAGES; i++)
+        multiply_columns<typename I::T>(o, p + 4 * i, v + i * (2 * I::V_STEP / 16), 1);
 }
 
-/* One key tile, and the values of the one before it, of which PAGES pages have weights. */
-template <typename T, int PAGES, bool MASKED, bool WHOLE>
-static __device__ __forceinline__ void step(const hopper_args &a, const hopper_memory &m,
-                                            const hopper_tile &t, const uint32_t (&q)[32],
-                                            float (&s)[64], float (&o)[64], uint32_t (&p)[32],
-                                            row_sums &r, const common_keys &all, stage_at &at,
-                                            int32_t first_key, int add)
+/* V of a stage is there, where it does not come with K. */
+template <class I>
+static __device__ __forceinline__ void await_values(const hopper_memory<I> &m,
+                                                    const stage_at<I::STAGES> &at)
 {
-    int before = at.stage;
+    if constexpr (I::SPLIT) bulk_wait(shared_address(&m.sh().v_filled[at.stage]), at.phase);
+}
+
+template <class I>
+static __device__ __forceinline__ void release_keys(const hopper_memory<I> &m,
+                                                    const stage_at<I::STAGES> &at)
+{
+    if constexpr (I::SPLIT) release(m.sh().emptied[at.stage]);
+}
+
+template <class I>
+static __device__ __forceinline__ void release_values(const hopper_memory<I> &m,
+                                                      const stage_at<I::STAGES> &at)
+{
+    release(I::SPLIT ? m.sh().v_emptied[at.stage] : m.sh().emptied[at.stage]);
+}
+
+/* All scores of a tile are there: its q is not read any more. */
+template <class I>
+static __device__ __forceinline__ void release_q(const hopper_memory<I> &m, bool is_last)
+{
+    if constexpr (!I::HOLDS_Q)
+        if (is_last) release(m.sh().q_emptied[threadIdx.x / 128]);
+}
+
+/* One key tile, and the values of the one before it, of which PAGES pages have weights. last_key: where the tile's last begins. */
+template <class I, int PAGES, bool MASKED, bool WHOLE>
+static __device__ __forceinline__ void step(const hopper_args &a, const hopper_memory<I> &m,
+                                            const tile_of<I> &t, const typename I::query &q,
+                                            typename I::scores &s, typename I::sums &o,
+                                            typename I::weights &p, row_sums &r,
+                                            const common_keys &all, stage_at<I::STAGES> &at,
+                                            int32_t first_key, int add, int32_t last_key)
+{
+    stage_at<I::STAGES> before = at;
     at.step();
     bulk_wait(shared_address(&m.sh().filled[at.stage]), at.phase);
     products_begin();
-    score_keys<T, KEYS>(s, q, m.kv(), at.stage);
+    score_keys<I, I::KEYS>(s, q, m, at.stage);
     products_commit();
-    add_values<T, PAGES>(o, p, m.kv(), before, add);
+    await_values(m, before);
+    add_values<I, PAGES>(o, p, m, before.stage, add);
     products_commit();
     products_wait<1>();
     products_ready(s);
-    if (MASKED && (first_key < all.begin || first_key + KEYS > all.end)) {
+    release_keys(m, at);
+    release_q(m, first_key == last_key);
+    if (MASKED && (first_key < all.begin || first_key + I::KEYS > all.end)) {
         products_wait<0>(); /* masks need registers */
-        mask<KEYS, WHOLE, false>(s, a, t, all, first_key);
+        mask<I, I::KEYS, WHOLE, false>(s, a, t, all, first_key);
     }
-    raise_base<T, KEYS, false>(s, r, a.scale_log2);
-    weigh<KEYS>(s, r, a.scale_log2);
+    raise_base<I, I::KEYS, false>(s, r, a.scale_log2);
+    weigh<I, I::KEYS>(s, r, a.scale_log2);
     products_wait<0>();
     products_ready(o);
-    release(m.sh().emptied[before]);
+    release_values(m, before);
     rescale(o, r);
-    pack_weights<T, KEYS>(p, s);
+    pack_weights<I, I::KEYS>(p, s);
 }
 
 /* Weights of a tile's first key tile, N columns wide. */
-template <typename T, int N, bool WHOLE>
-static __device__ __forceinline__ void start_tile(const hopper_args &a, const hopper_tile &t,
-                                                  float (&s)[64], uint32_t (&p)[32], row_sums &r,
-                                                  const common_keys &all, int32_t first_key)
+template <class I, int N, bool WHOLE>
+static __device__ __forceinline__ void start_tile(const hopper_args &a, const tile_of<I> &t,
+                                                  typename I::scores &s, typename I::weights &p,
+                                                  row_sums &r, const common_keys &all,
+                                                  int32_t first_key)
 {
     if ((!WHOLE && first_key < all.begin) || first_key + N > all.end)
-        mask<N, WHOLE>(s, a, t, all, first_key);
-    raise_base<T, N, true>(s, r, a.scale_log2);
-    if (t.is_ragged) quiet_rows(r, a, t);
-    weigh<N>(s, r, a.scale_log2);
-    pack_weights<T, N>(p, s);
+        mask<I, N, WHOLE>(s, a, t, all, first_key);
+    raise_base<I, N, true>(s, r, a.scale_log2);
+    if (t.is_ragged) quiet_rows<I>(r, a, t);
+    weigh<I, N>(s, r, a.scale_log2);
+    pack_weights<I, N>(p, s);
 }
 
-/* Scores of the next tile's first keys, N columns wide, while this one is stored; where it is whole. */
-template <typename T, int N, bool WHOLE, bool HOLDS>
-static __device__ __forceinline__ uint32_t end_tile(const hopper_args &a, const hopper_memory &m,
-                                                    const hopper_tile &t, const uint32_t (&q)[32],
-                                                    float (&s)[64], float (&o)[64],
-                                                    const row_sums &r, int before, int stage)
+/* The tile's sums of values are there, and are stored if it is whole. Returned: store_rows. */
+template <class I, bool WHOLE, bool HOLDS>
+static __device__ __forceinline__ uint32_t end_sums(const hopper_args &a, const hopper_memory<I> &m,
+                                                    const tile_of<I> &t, typename I::sums &o,
+                                                    const row_sums &r,
+                                                    const stage_at<I::STAGES> &before)
 {
-    products_begin();
-    score_keys<T, N>(s, q, m.kv(), stage);
-    products_commit();
-    products_wait<1>();
     products_ready(o);
-    release(m.sh().emptied[before]);
+    release_values(m, before);
+    if (WHOLE || t.num_parts == 1) return store_rows<I, HOLDS>(a, t, o, r);
+    return 0;
+}
+
+/* Scores of the next tile's first keys, N columns wide, while this one is stored; or, with few registers, after that. */
+template <class I, int N, bool WHOLE, bool HOLDS>
+static __device__ __forceinline__ uint32_t end_tile(const hopper_args &a, const hopper_memory<I> &m,
+                                                    const tile_of<I> &t, const typename I::query &q,
+                                                    typename I::scores &s, typename I::sums &o,
+                                                    const row_sums &r,
+                                                    const stage_at<I::STAGES> &before,
+                                                    const stage_at<I::STAGES> &at)
+{
+    constexpr bool stores_first = WHOLE ? I::WHOLE_STORES_FIRST : I::STORES_FIRST;
     uint32_t is_odd = 0;
-    if (WHOLE || t.num_parts == 1) is_odd = store_rows<T, HOLDS>(a, t, o, r);
+    if constexpr (stores_first) {
+        products_wait<0>();
+        is_odd = end_sums<I, WHOLE, HOLDS>(a, m, t, o, r, before);
+        if (!WHOLE && t.num_parts > 1) is_odd = store_part<I>(a, t, o, r);
+    }
+    products_begin();
+    score_keys<I, N>(s, q, m, at.stage);
+    products_commit();
+    if constexpr (!stores_first) {
+        products_wait<1>();
+        is_odd = end_sums<I, WHOLE, HOLDS>(a, m, t, o, r, before);
+    }
     products_wait<0>();
     products_ready(s);
+    release_keys(m, at);
     return is_odd;
 }
 
@@ -124,54 +197,69 @@ static __device__ __forceinline__ uint32_t end_tile(const hopper_args &a, const 
  * WHOLE: tiles see all keys up to the end of each of their rows. No window begins within a key tile, and none is cut; rows
  * end in the last two key tiles. HOLDS: as store_rows has it; 0.3 to 0.8 % slower.
  */
-template <typename T, bool WHOLE, bool HOLDS>
-static __device__ __forceinline__ void compute_all(const hopper_args &a, const hopper_memory &m,
+template <class I, bool WHOLE, bool HOLDS>
+static __device__ __forceinline__ void compute_all(const hopper_args &a, const hopper_memory<I> &m,
                                                    int warp)
 {
+    constexpr int KEYS = I::KEYS, STEP_KEYS = I::STEP_KEYS, PAGES = I::PAGES;
+    constexpr int FEW_KEYS = I::EARLY ? KEYS / 2 : KEYS, FEW_PAGES = FEW_KEYS / PAGE_KEYS;
+    constexpr bool MASKED = !WHOLE || KEYS < I::ROWS;
     int group = warp / 4;
-    float s[64], o[64];
-    uint32_t p[32], q[32];
+    typename I::scores s;
+    typename I::sums o;
+    typename I::weights p;
+    typename I::query q;
     row_sums r;
-    stage_at at = {0, 0};
+    stage_at<I::STAGES> at = {0, 0};
     tile_at on = {0, 0, 0};
-    hopper_shared &sh = m.sh();
+    hopper_shared<I> &sh = m.sh();
     bulk_wait(shared_address(&sh.q_filled[group]), 0); /* which comes after the tile */
     tile_keys keys = sh.tiles[0].keys;
     if (keys.is_none) return;
     load_q(q, m, group);
     bulk_wait(shared_address(&sh.filled[0]), 0);
     products_begin();
-    score_keys<T, KEYS>(s, q, m.kv(), 0);
+    score_keys<I, KEYS>(s, q, m, 0);
     products_commit();
     products_wait<0>();
     products_ready(s);
+    release_keys(m, at);
     do { /* scores of a tile's last keys are there */
         int here = on.place;
-        const hopper_tile &t = sh.tiles[here];
+        const tile_of<I> &t = sh.tiles[here];
         common_keys all = t.common[group];
         int32_t i = keys.last, first = WHOLE ? 0 : keys.first;
-        bool is_one = i == first, is_early = keys.pages <= 4;
+        bool is_one = i == first, is_early = I::EARLY && keys.pages <= FEW_PAGES;
+        release_q(m, is_one);
         if (is_early) {
-            if (keys.pages > 2) start_tile<T, 2 * STEP_KEYS, WHOLE>(a, t, s, p, r, all, i * KEYS);
-            else start_tile<T, STEP_KEYS, WHOLE>(a, t, s, p, r, all, i * KEYS);
+            if (keys.pages > 2) start_tile<I, FEW_KEYS, WHOLE>(a, t, s, p, r, all, i * KEYS);
+            else start_tile<I, STEP_KEYS, WHOLE>(a, t, s, p, r, all, i * KEYS);
             products_forget(o);
-            if (i > first) step<T, 4, true, WHOLE>(a, m, t, q, s, o, p, r, all, at, --i * KEYS, 0);
+            if (i > first)
+                step<I, FEW_PAGES, true, WHOLE>(a, m, t, q, s, o, p, r, all, at, --i * KEYS, 0,
+                                                first * KEYS);
         } else {
-            if (keys.pages > 6) start_tile<T, KEYS, WHOLE>(a, t, s, p, r, all, i * KEYS);
-            else start_tile<T, 3 * STEP_KEYS, WHOLE>(a, t, s, p, r, all, i * KEYS);
+            if (!I::EARLY || keys.pages > 6)
+                start_tile<I, KEYS, WHOLE>(a, t, s, p, r, all, i * KEYS);
+            else start_tile<I, 3 * STEP_KEYS, WHOLE>(a, t, s, p, r, all, i * KEYS);
             products_forget(o);
-            if (i > first) step<T, 8, true, WHOLE>(a, m, t, q, s, o, p, r, all, at, --i * KEYS, 0);
+            if (i > first)
+                step<I, PAGES, true, WHOLE>(a, m, t, q, s, o, p, r, all, at, --i * KEYS, 0,
+                                            first * KEYS);
         }
-        while (i > first) step<T, 8, !WHOLE, WHOLE>(a, m, t, q, s, o, p, r, all, at, --i * KEYS, 1);
-        int before = at.stage;
+        while (i > first)
+            step<I, PAGES, MASKED, WHOLE>(a, m, t, q, s, o, p, r, all, at, --i * KEYS, 1,
+                                          first * KEYS);
+        stage_at<I::STAGES> before = at;
         at.step();
+        await_values(m, before);
         if (is_one && is_early) {
             products_begin();
-            add_values<T, 4>(o, p, m.kv(), before, 0);
+            add_values<I, FEW_PAGES>(o, p, m, before.stage, 0);
             products_commit();
         } else {
             products_begin();
-            add_values<T, 8>(o, p, m.kv(), before, !is_one);
+            add_values<I, PAGES>(o, p, m, before.stage, !is_one);
             products_commit();
         }
         add_up(r);
@@ -181,60 +269,75 @@ static __device__ __forceinline__ void compute_all(const hopper_args &a, const h
         load_q(q, m, group);
         if (!keys.is_none) bulk_wait(shared_address(&sh.filled[at.stage]), at.phase);
         uint32_t is_odd;
-        if (keys.pages <= 4)
-            is_odd = end_tile<T, KEYS / 2, WHOLE, HOLDS>(a, m, t, q, s, o, r, before, at.stage);
-        else is_odd = end_tile<T, KEYS, WHOLE, HOLDS>(a, m, t, q, s, o, r, before, at.stage);
-        if (!WHOLE && t.num_parts > 1) is_odd = store_part<T>(a, t, o, r);
-        if (__any_sync(ALL_LANES, is_odd)) compute_slowly<T>(a, t, warp * 16, is_odd);
+        if (I::EARLY && keys.pages <= FEW_PAGES)
+            is_odd = end_tile<I, FEW_KEYS, WHOLE, HOLDS>(a, m, t, q, s, o, r, before, at);
+        else is_odd = end_tile<I, KEYS, WHOLE, HOLDS>(a, m, t, q, s, o, r, before, at);
+        if (!WHOLE && !I::STORES_FIRST && t.num_parts > 1) is_odd = store_part<I>(a, t, o, r);
+        if (__any_sync(ALL_LANES, is_odd)) compute_slowly<I>(a, t, warp * 16, is_odd);
         __syncwarp();
         release(WHOLE ? sh.tile_emptied[here] : sh.tile_stored[here]);
     } while (!keys.is_none);
     if (WHOLE) return;
-    const hopper_tile &t = sh.tiles[on.place > 0 ? on.place - 1 : TILES_AHEAD - 1];
+    const tile_of<I> &t = sh.tiles[on.place > 0 ? on.place - 1 : TILES_AHEAD - 1];
     /* registers are free by now */
-    if (t.num_parts > 8) end_part<T, 16, 1, true>(a, t);
-    else if (t.num_parts > 4) end_part<T, 8, 2, true>(a, t);
-    else if (t.num_parts > 1) end_part<T, 4, 4, true>(a, t);
+    if (t.num_parts > 8) end_part<I, 16, WARP, true>(a, t);
+    else if (t.num_parts > 4) end_part<I, 8, WARP / 2, true>(a, t);
+    else if (t.num_parts > 1) end_part<I, 4, WARP / 4, true>(a, t);
 }
 
-static __device__ __forceinline__ void start_barriers(hopper_shared *sh, bool whole)
+template <class I>
+static __device__ __forceinline__ void start_barriers(hopper_shared<I> *sh, bool whole)
 {
-    for (int i = 0; i < STAGES; i++) {
+    for (int i = 0; i < I::STAGES; i++) {
         barrier_init(shared_address(&sh->filled[i]), 1);
-        barrier_init(shared_address(&sh->emptied[i]), 8); /* a lane of each warp that computes */
+        barrier_init(shared_address(&sh->emptied[i]), I::WARPS); /* a lane of each warp */
+        if (!I::SPLIT) continue;
+        barrier_init(shared_address(&sh->v_filled[i]), 1);
+        barrier_init(shared_address(&sh->v_emptied[i]), I::WARPS);
     }
-    for (int i = 0; i < GROUPS; i++) {
+    for (int i = 0; i < I::GROUPS; i++) {
         barrier_init(shared_address(&sh->q_filled[i]), 1);
         barrier_init(shared_address(&sh->q_emptied[i]), 4);
     }
     for (int i = 0; i < TILES_AHEAD; i++) {
         barrier_init(shared_address(&sh->tile_filled[i]), 1);
-        barrier_init(shared_address(&sh->tile_stored[i]), 8);
-        barrier_init(shared_address(&sh->tile_emptied[i]), whole ? 8 : 1);
+        barrier_init(shared_address(&sh->tile_stored[i]), I::WARPS);
+        barrier_init(shared_address(&sh->tile_emptied[i]), whole ? I::WARPS : 1);
     }
     bulk_fence();
 }
 
-template <typename T, bool WHOLE, bool HOLDS>
-static __global__ void __launch_bounds__(THREADS, 1)
+/* What a warp does that does not compute. */
+template <class I, bool WHOLE>
+static __device__ __forceinline__ void load_all(const hopper_args &a, const hopper_memory<I> &m,
+                                                int warp)
+{
+    constexpr int boxes = (I::GROUPS + 1) / 2; /* of a warp, if two load q */
+    int other = warp - I::WARPS;
+    give_registers<WHOLE ? I::WHOLE_OTHERS : I::OTHERS>();
+    if (other == 0) load_all_keys<I>(a, m);
+    else if (other == 1) take_tiles<I, WHOLE>(a, m);
+    else if (!WHOLE && other == 3) end_parts<I>(a, m);
+    else if (WHOLE)
+        load_all_queries<I>(a, m, (other - 2) * boxes, min((other - 1) * boxes, a.q_boxes));
+    else load_all_queries<I>(a, m, 0, a.q_boxes);
+}
+
+template <class I, bool WHOLE, bool HOLDS>
+static __global__ void __launch_bounds__(I::THREADS, 1)
     hopper_prefill(const __grid_constant__ hopper_args a)
 {
     extern __shared__ __align__(1024) char memory[];
-    hopper_memory m = {memory};
-    if (threadIdx.x == 0) start_barriers(&m.sh(), WHOLE);
+    hopper_memory<I> m = {memory};
+    if (threadIdx.x == 0) start_barriers<I>(&m.sh(), WHOLE);
     __syncthreads();
     int warp = __shfl_sync(ALL_LANES, threadIdx.x / WARP, 0);
-    if (warp >= 8) {
-        give_registers<WHOLE ? 40 : 56>();
-        if (warp == 8) load_all_keys(a, m);
-        else if (warp == 9) take_tiles<WHOLE>(a, m);
-        else if (!WHOLE && warp == 11) end_parts<T>(a, m);
-        else if (WHOLE) load_all_queries(a, m, warp - 10, min(warp - 9, a.q_boxes));
-        else load_all_queries(a, m, 0, a.q_boxes);
-    } else {
-        take_registers<WHOLE ? 232 : 224>();
-        compute_all<T, WHOLE, HOLDS>(a, m, warp);
-    }
+    /* in the other order ptxas 13.0 serialises the products of f16 with head size 128 */
+    if (WHOLE && warp >= I::WARPS) load_all<I, WHOLE>(a, m, warp);
+    else if (WHOLE || warp < I::WARPS) {
+        take_registers<WHOLE ? I::WHOLE_REGISTERS : I::REGISTERS>();
+        compute_all<I, WHOLE, HOLDS>(a, m, warp);
+    } else load_all<I, WHOLE>(a, m, warp);
 }
 
 /* Strides of out below this: places of a tile's rows, in units of 16 bytes, fit 32 bits. */
@@ -248,16 +351,16 @@ static bool matches(const folioi_cuda_line *line, const folioi_cuda_layer *l,
         l->soft_cap > 0 || l->slopes != NULL || l->bias.data != NULL || !(l->scale > 0);
     return sm->capability == 90 && sm->describe_tensor != NULL && l->cached && !l->append &&
            !has_options && l->dtype == line->dtype && l->kv_dtype == line->kv &&
-           l->k_dims == DIMS && l->v_dims == DIMS && folioi_cuda_has_pages(&l->k) &&
-           l->k.at.token_tile_stride * 2 == HALF_BYTES && folioi_cuda_rows_aligned(&l->q, 2, 16) &&
-           folioi_cuda_rows_aligned(&l->out, 2, 16) && (uint64_t)l->out.token < MAX_STRIDE &&
-           (uint64_t)l->out.head < MAX_STRIDE;
+           l->k_dims == line->k_dims && l->v_dims == line->v_dims && folioi_cuda_has_pages(&l->k) &&
+           l->k.at.token_tile_stride == 8 * (line->k_dims + line->v_dims) &&
+           folioi_cuda_rows_aligned(&l->q, 2, 16) && folioi_cuda_rows_aligned(&l->out, 2, 16) &&
+           (uint64_t)l->out.token < MAX_STRIDE && (uint64_t)l->out.head < MAX_STRIDE;
 }
 
-/* Boxes of half the numbers of a tile's rows of q. False: the strides are none for a tensor map. */
+/* Boxes of 64 numbers of a tile's rows of q. False: the strides are none for a tensor map. */
 static bool describe_queries(hopper_args *a, const folioi_cuda_layer *l, const folioi_cuda_sm *sm)
 {
-    cuuint64_t dims[3] = {DIMS, (cuuint64_t)l->num_heads, (cuuint64_t)l->q_rows};
+    cuuint64_t dims[3] = {(cuuint64_t)l->k_dims, (cuuint64_t)l->num_heads, (cuuint64_t)l->q_rows};
     cuuint64_t strides[2] = {(cuuint64_t)l->q.head * 2, (cuuint64_t)l->q.token * 2};
     cuuint32_t box[3] = {64, (cuuint32_t)a->heads, (cuuint32_t)(a->queries / a->q_boxes)};
     cuuint32_t steps[3] = {1, 1, 1};
@@ -278,11 +381,12 @@ static int32_t shift_of(int32_t x)
     return shift;
 }
 
-template <typename T>
+template <class I>
 static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run *run,
                           const folioi_cuda_prefill_plan *plan, const folioi_prefill_head *whole)
 {
     (void)line;
+    static_assert(SHARED_BYTES<I> <= 227 * 1024, "it fits a multiprocessor");
     const folioi_cuda_layer *layer = run->layer;
     hopper_args a = {};
     a.layer = {layer->q,          layer->out,         layer->lse,          layer->lse_token,
@@ -295,19 +399,19 @@ static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run
     a.items = folioi_cuda_prefill_items(plan);
     a.counters = run->counters;
     a.part_out = (float *)(run->workspace + plan->counter_bytes);
-    a.part_lse = a.part_out + plan->room.rows * layer->num_kv_heads * DIMS;
+    a.part_lse = a.part_out + plan->room.rows * layer->num_kv_heads * I::DV;
     a.group = layer->num_heads / layer->num_kv_heads;
-    a.heads = a.group < ROWS ? a.group : ROWS;
+    a.heads = a.group < I::ROWS ? a.group : I::ROWS;
     a.inverse = (65536u + (uint32_t)a.heads - 1) / (uint32_t)a.heads;
     a.head_parts = (int32_t)ceil_div(a.group, a.heads);
-    a.queries = ROWS / a.heads;
-    a.q_boxes = GROUP_ROWS % a.heads == 0 ? GROUPS : 1;
+    a.queries = I::ROWS / a.heads;
+    a.q_boxes = GROUP_ROWS % a.heads == 0 ? I::GROUPS : 1;
     a.units = layer->num_kv_heads * a.head_parts;
     a.block_pages = layer->block_size / PAGE_KEYS;
     a.page_shift = shift_of(a.block_pages);
     if (1 << a.page_shift != a.block_pages) a.page_shift = -1;
-    a.tile_blocks = KEYS / PAGE_KEYS / a.block_pages;
-    a.tile_pages = KEYS / PAGE_KEYS - a.tile_blocks * a.block_pages;
+    a.tile_blocks = I::PAGES / a.block_pages;
+    a.tile_pages = I::PAGES - a.tile_blocks * a.block_pages;
     a.most_shift = shift_of(a.units);
     a.table_len = whole->num_keys / layer->block_size;
     a.out_token = (uint32_t)(layer->out.token / 8);
@@ -319,13 +423,13 @@ static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run
     if (!describe_queries(&a, layer, &plan->sm)) return cudaErrorNotSupported;
     int blocks = (int)(most < plan->sm.count ? most : plan->sm.count);
     bool is_whole = whole->num_items > 0 && layer->window_left < 0 && layer->window_right < 0;
-    auto kernel = !is_whole                          ? hopper_prefill<T, false, true>
-                  : layer->q.data == layer->out.data ? hopper_prefill<T, true, true>
-                                                     : hopper_prefill<T, true, false>;
+    auto kernel = !is_whole                          ? hopper_prefill<I, false, true>
+                  : layer->q.data == layer->out.data ? hopper_prefill<I, true, true>
+                                                     : hopper_prefill<I, true, false>;
     cudaError_t error =
-        folioi_cuda_prepare(plan->sm.ready, (const void *)kernel, SHARED_BYTES, false);
+        folioi_cuda_prepare(plan->sm.ready, (const void *)kernel, SHARED_BYTES<I>, false);
     if (error != cudaSuccess) return error;
-    kernel<<<blocks, THREADS, SHARED_BYTES, run->stream>>>(a);
+    kernel<<<blocks, I::THREADS, SHARED_BYTES<I>, run->stream>>>(a);
     return cudaGetLastError();
 }
 
@@ -333,13 +437,13 @@ template <int TYPE>
 using number = typename std::conditional<TYPE == FOLIO_F16, __half, __nv_bfloat16>::type;
 
 const folioi_prefill_line folioi_prefill_hopper[] = {
-#define X(name, type)                                                                              \
-    {{"prefill_hopper_" #name "_d128", type, type, DIMS, DIMS, false, matches},                    \
-     ROWS,                                                                                         \
-     DIMS,                                                                                         \
+#define X(name, type, dk, dv, groups, keys, stages, holds_q, split)                                \
+    {{"prefill_hopper_" #name, type, type, dk, dv, false, matches},                                \
+     groups * GROUP_ROWS,                                                                          \
+     dv,                                                                                           \
      1,                                                                                            \
      4,                                                                                            \
-     launch<number<type>>},
+     launch<hopper_instance<number<type>, dk, dv, groups, keys, stages, holds_q, split>>},
 #include "backends/cuda/prefill/hopper/hopper_instances.def"
 #undef X
     {}};

@@ -39,7 +39,7 @@ struct row_sums {
 };
 
 /* Those of a thread's columns, two of every 8, that lie before one: a bit each. */
-static __device__ __forceinline__ uint32_t columns_before(int32_t column)
+template <int KEYS> static __device__ __forceinline__ uint32_t columns_before(int32_t column)
 {
     int32_t n = max(0, min(column, KEYS));
     return low_bits(n / 8 * 2 + min(n % 8, 2));
@@ -49,9 +49,9 @@ static __device__ __forceinline__ uint32_t columns_before(int32_t column)
  * N columns of the scores of keys from `first` on: -inf where a row does not see the key. Steps of columns that all rows of
  * the warpgroup see stay as they are. WHOLE: all rows see keys from the first on.
  */
-template <int N, bool WHOLE, bool SKIPS = true>
-static __device__ __forceinline__ void mask(float (&s)[64], const hopper_args &a,
-                                            const hopper_tile &t, const common_keys &all,
+template <class I, int N, bool WHOLE, bool SKIPS = true>
+static __device__ __forceinline__ void mask(typename I::scores &s, const hopper_args &a,
+                                            const tile_of<I> &t, const common_keys &all,
                                             int32_t first)
 {
     int lane = fresh_lane(), row = (int)threadIdx.x / WARP * 16 + lane / 4;
@@ -60,25 +60,26 @@ static __device__ __forceinline__ void mask(float (&s)[64], const hopper_args &a
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int32_t query = place_of(a, row + 8 * i).query;
-        uint32_t bits = columns_before(end_of(ends, query) - lane_first);
-        if (!WHOLE) bits &= ~columns_before(begin_of(begins, query) - lane_first);
+        uint32_t bits = columns_before<I::KEYS>(end_of(ends, query) - lane_first);
+        if (!WHOLE) bits &= ~columns_before<I::KEYS>(begin_of(begins, query) - lane_first);
 #pragma unroll
-        for (int step = 0; step < N; step += STEP_KEYS) {
-            if (SKIPS && first + step + STEP_KEYS <= all.end &&
+        for (int step = 0; step < N; step += I::STEP_KEYS) {
+            if (SKIPS && first + step + I::STEP_KEYS <= all.end &&
                 (WHOLE || first + step >= all.begin))
                 continue;
 #pragma unroll
-            for (int j = step / 4; j < (step + STEP_KEYS) / 4; j++)
+            for (int j = step / 4; j < (step + I::STEP_KEYS) / 4; j++)
                 if (!(bits >> j & 1)) s[4 * (j / 2) + 2 * i + j % 2] = -CUDART_INF_F;
         }
     }
 }
 
 /* References follow what N columns of scores have grown to. */
-template <typename T, int N, bool FIRST>
-static __device__ __forceinline__ void raise_base(const float (&s)[64], row_sums &r, float scale)
+template <class I, int N, bool FIRST>
+static __device__ __forceinline__ void raise_base(const typename I::scores &s, row_sums &r,
+                                                  float scale)
 {
-    using W = weight_range<T>;
+    using W = weight_range<typename I::T>;
     float x0 = s[0], x1 = s[2];
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
@@ -115,8 +116,8 @@ static __device__ __forceinline__ void raise_base(const float (&s)[64], row_sums
 }
 
 /* N columns of scores become weights. */
-template <int N>
-static __device__ __forceinline__ void weigh(float (&s)[64], row_sums &r, float scale)
+template <class I, int N>
+static __device__ __forceinline__ void weigh(typename I::scores &s, row_sums &r, float scale)
 {
     float even[2] = {0.0f, 0.0f}, odd[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -147,8 +148,9 @@ static __device__ __forceinline__ void add_up(row_sums &r)
 }
 
 /* Rows that are none hold numbers of others, and must not rescale those of the tile: no score passes their reference. */
+template <class I>
 static __device__ __forceinline__ void quiet_rows(row_sums &r, const hopper_args &a,
-                                                  const hopper_tile &t)
+                                                  const tile_of<I> &t)
 {
     int lane = fresh_lane(), row = (int)threadIdx.x / WARP * 16 + lane / 4;
 #pragma unroll
@@ -157,18 +159,20 @@ static __device__ __forceinline__ void quiet_rows(row_sums &r, const hopper_args
 }
 
 /* N columns of weights as factors of V: what a thread has of a product is what it gives to one. */
-template <typename T, int N>
-static __device__ __forceinline__ void pack_weights(uint32_t (&p)[32], const float (&s)[64])
+template <class I, int N>
+static __device__ __forceinline__ void pack_weights(typename I::weights &p,
+                                                    const typename I::scores &s)
 {
 #pragma unroll
-    for (int j = 0; j < 32; j++) p[j] = j < N / 4 ? pack<T>(s[2 * j], s[2 * j + 1]) : 0;
+    for (int j = 0; j < I::KEYS / 4; j++)
+        p[j] = j < N / 4 ? pack<typename I::T>(s[2 * j], s[2 * j + 1]) : 0;
 }
 
-static __device__ __forceinline__ void rescale(float (&o)[64], const row_sums &r)
+template <int N> static __device__ __forceinline__ void rescale(float (&o)[N], const row_sums &r)
 {
     if (!r.rescaled) return;
 #pragma unroll
-    for (int j = 0; j < 16; j++) {
+    for (int j = 0; j < N / 4; j++) {
         o[4 * j] *= r.factor[0];
         o[4 * j + 1] *= r.factor[0];
         o[4 * j + 2] *= r.factor[1];

@@ -1,6 +1,6 @@
 /*
  * hopper_slow.h: rows computed again, one after another, each by the keys it sees alone: where V of another key is NaN or
- * infinite, or scores are so large that their rounding counts. A lane has 4 dims. Rare, and slow.
+ * infinite, or scores are so large that their rounding counts. A lane has 4 dims of each 128. Rare, and slow.
  */
 #ifndef FOLIOI_CUDA_HOPPER_SLOW_H
 #define FOLIOI_CUDA_HOPPER_SLOW_H
@@ -17,18 +17,30 @@ template <typename T> static __device__ __forceinline__ float4 widen_four(uint2 
 }
 
 /* What one row has come to. */
-struct slow_row {
+template <class I> struct slow_row {
     float largest, sum; /* scores in natural units */
-    float4 out[1];
+    float4 out[QUADS<I, WARP>];
+};
+
+/* A lane's numbers of a row of q or K, 4 of each 128. */
+template <class I> struct slow_query {
+    static constexpr int QUADS = (I::DK / 4 + WARP - 1) / WARP;
+    float4 q[QUADS];
+    static __device__ __forceinline__ bool has(int lane, int j)
+    {
+        return I::DK % 128 == 0 || lane + j * WARP < I::DK / 4;
+    }
 };
 
 /* Keys [key, end), at most AT_ONCE. */
-template <typename T, int AT_ONCE>
-static __device__ __forceinline__ void add_keys(const hopper_args &a, const hopper_tile &t,
-                                                slow_row &r, float4 q, int32_t key, int32_t end)
+template <class I, int AT_ONCE>
+static __device__ __forceinline__ void add_keys(const hopper_args &a, const tile_of<I> &t,
+                                                slow_row<I> &r, const slow_query<I> &q, int32_t key,
+                                                int32_t end)
 {
+    using T = typename I::T;
     int lane = threadIdx.x % WARP;
-    uint2 k[AT_ONCE], v[AT_ONCE];
+    uint2 k[AT_ONCE][q.QUADS], v[AT_ONCE][QUADS<I, WARP>];
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {
         int32_t j = min(key + i, end - 1), index = j / a.layer.block_size;
@@ -36,47 +48,75 @@ static __device__ __forceinline__ void add_keys(const hopper_args &a, const hopp
         int64_t block = __ldg(a.blocks + t.table + index);
         int64_t at =
             2 * stored_row(a.layer.at, block, t.kv_head, token) + row_byte(true, token, lane * 8);
-        k[i] = *(const uint2 *)(a.layer.k + at);
-        v[i] = *(const uint2 *)(a.layer.v + at);
+#pragma unroll
+        for (int n = 0; n < q.QUADS; n++)
+            if (q.has(lane, n)) k[i][n] = *(const uint2 *)(a.layer.k + at + n * 2 * PANEL_BYTES);
+#pragma unroll
+        for (int n = 0; n < QUADS<I, WARP>; n++)
+            if (has_quad<I, WARP>(lane, n))
+                v[i][n] = *(const uint2 *)(a.layer.v + at + n * 2 * PANEL_BYTES);
     }
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {
-        float4 x = widen_four<T>(k[i]), y = widen_four<T>(v[i]);
-        float score =
-            warp_sum(fmaf(q.x, x.x, fmaf(q.y, x.y, fmaf(q.z, x.z, q.w * x.w)))) * a.layer.scale;
+        float4 x[q.QUADS], y[QUADS<I, WARP>];
+        float dot = 0.0f;
+#pragma unroll
+        for (int n = 0; n < q.QUADS; n++)
+            if (q.has(lane, n)) x[n] = widen_four<T>(k[i][n]);
+#pragma unroll
+        for (int n = 0; n < QUADS<I, WARP>; n++)
+            if (has_quad<I, WARP>(lane, n)) y[n] = widen_four<T>(v[i][n]);
+#pragma unroll
+        for (int n = 0; n < q.QUADS; n++) {
+            if (!q.has(lane, n)) continue;
+            float4 z = q.q[n];
+            float four = fmaf(z.x, x[n].x, fmaf(z.y, x[n].y, fmaf(z.z, x[n].z, z.w * x[n].w)));
+            dot = n == 0 ? four : dot + four;
+        }
+        float score = warp_sum(dot) * a.layer.scale;
         if (key + i >= end || score == -CUDART_INF_F) continue;
         float largest = fmaxf(r.largest, score), base = softmax_base(largest);
         float shrink = exp2f((r.largest - base) * LOG2E), weight = exp2f((score - base) * LOG2E);
         if (r.largest == -CUDART_INF_F) shrink = 0.0f;
         r.largest = largest;
         r.sum = r.sum * shrink + weight;
-        float4 &o = r.out[0];
-        o = make_float4(fmaf(weight, y.x, o.x * shrink), fmaf(weight, y.y, o.y * shrink),
-                        fmaf(weight, y.z, o.z * shrink), fmaf(weight, y.w, o.w * shrink));
+#pragma unroll
+        for (int n = 0; n < QUADS<I, WARP>; n++) {
+            if (!has_quad<I, WARP>(lane, n)) continue;
+            float4 &o = r.out[n];
+            o = make_float4(fmaf(weight, y[n].x, o.x * shrink), fmaf(weight, y[n].y, o.y * shrink),
+                            fmaf(weight, y[n].z, o.z * shrink), fmaf(weight, y[n].w, o.w * shrink));
+        }
     }
 }
 
 /* A row of a part. */
-static __device__ __forceinline__ void put_part(const hopper_args &a, const hopper_tile &t,
-                                                row_place p, const slow_row &r)
+template <class I>
+static __device__ __forceinline__ void put_part(const hopper_args &a, const tile_of<I> &t,
+                                                row_place p, const slow_row<I> &r)
 {
     int64_t at = part_row(a, t, t.part, p);
     int lane = threadIdx.x % WARP;
     bool any = r.sum != 0.0f; /* or NaN */
     float by = any ? 1.0f / r.sum : 0.0f;
-    float4 x = any ? r.out[0] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    __stcg((float4 *)(a.part_out + at * DIMS + lane * 4),
-           make_float4(x.x * by, x.y * by, x.z * by, x.w * by));
+#pragma unroll
+    for (int n = 0; n < QUADS<I, WARP>; n++) {
+        if (!has_quad<I, WARP>(lane, n)) continue;
+        float4 x = r.out[n]; /* zeros where there is none */
+        __stcg((float4 *)(a.part_out + at * I::DV + (lane + n * WARP) * 4),
+               make_float4(x.x * by, x.y * by, x.z * by, x.w * by));
+    }
     if (lane == 0)
         __stcg(a.part_lse + at * 2,
                any ? softmax_base(r.largest) + log2f(r.sum) * LN2 : -CUDART_INF_F);
 }
 
 /* Those of the warp's 16 rows that are odd: is_odd has a bit for each of a thread's two rows. */
-template <typename T>
-static __device__ __forceinline__ void compute_slowly(const hopper_args &a, const hopper_tile &t,
+template <class I>
+static __device__ __forceinline__ void compute_slowly(const hopper_args &a, const tile_of<I> &t,
                                                       int first, uint32_t is_odd)
 {
+    constexpr int at_once = I::DK == 128 ? 4 : 1; /* for lack of registers */
     const hopper_layer &l = a.layer;
     int lane = threadIdx.x % WARP;
     uint32_t lanes[2] = {__ballot_sync(ALL_LANES, is_odd & 1),
@@ -89,12 +129,16 @@ static __device__ __forceinline__ void compute_slowly(const hopper_args &a, cons
         folioi_range seen = keys_of(t, p.query);
         int64_t at = (t.query_row + p.query) * l.q.token + (t.first_head + p.head) * l.q.head;
         const uint16_t *from = (const uint16_t *)l.q.data + at + lane * 4;
-        float4 q = widen_four<T>(*(const uint2 *)from);
-        slow_row r = {-CUDART_INF_F, 0.0f, {}};
+        slow_query<I> q;
+#pragma unroll
+        for (int n = 0; n < q.QUADS; n++)
+            if (q.has(lane, n))
+                q.q[n] = widen_four<typename I::T>(*(const uint2 *)(from + n * 4 * WARP));
+        slow_row<I> r = {-CUDART_INF_F, 0.0f, {}};
 #pragma unroll 1
-        for (int32_t key = seen.begin; key < seen.end; key += 4)
-            add_keys<T, 4>(a, t, r, q, key, seen.end);
-        if (t.num_parts == 1) put_row<T, 1>(a, t, p, r.out, r.largest, r.sum);
+        for (int32_t key = seen.begin; key < seen.end; key += at_once)
+            add_keys<I, at_once>(a, t, r, q, key, seen.end);
+        if (t.num_parts == 1) put_row<I, WARP>(a, t, p, r.out, r.largest, r.sum);
         else put_part(a, t, p, r);
     }
 }

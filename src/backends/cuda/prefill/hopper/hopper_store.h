@@ -29,8 +29,8 @@ static __device__ __forceinline__ row_ends end_rows(const row_sums &r)
 }
 
 /* Sinks of the rows' heads join them. */
-template <typename T>
-static __device__ __forceinline__ void add_sinks(const hopper_args &a, const hopper_tile &t,
+template <class I>
+static __device__ __forceinline__ void add_sinks(const hopper_args &a, const tile_of<I> &t,
                                                  row_ends &e, int row)
 {
 #pragma unroll
@@ -38,7 +38,7 @@ static __device__ __forceinline__ void add_sinks(const hopper_args &a, const hop
         row_place p = place_of(a, row + 8 * i);
         float sink = -CUDART_INF_F;
         if (p.head < t.out.num_heads) sink = __ldg(a.layer.sinks + t.first_head + p.head) * LOG2E;
-        float top = fmaxf(e.top[i] + weight_range<T>::LIFT, sink);
+        float top = fmaxf(e.top[i] + weight_range<typename I::T>::LIFT, sink);
         float shrink = exp2_approx(e.top[i] - top);
         e.all[i] = e.all[i] * shrink + exp2_approx(sink - top);
         e.by[i] = shrink * reciprocal(e.all[i]);
@@ -69,7 +69,8 @@ static __device__ __forceinline__ uint4 transpose_words(const uint32_t *v)
 }
 
 /* Where lse of a row goes. */
-static __device__ __forceinline__ float *lse_of(const hopper_args &a, const hopper_tile &t,
+template <int GROUPS>
+static __device__ __forceinline__ float *lse_of(const hopper_args &a, const hopper_tile<GROUPS> &t,
                                                 row_place p)
 {
     const hopper_layer &l = a.layer;
@@ -81,14 +82,16 @@ static __device__ __forceinline__ float *lse_of(const hopper_args &a, const hopp
  * come from keys that a row does not see, and scores may be too large for weights. Both rows at once, and no branch but for
  * options: the next tile waits for this. HOLDS: such rows are not stored, because out may be q, which the slow way reads.
  */
-template <typename T, bool HOLDS>
-static __device__ __forceinline__ uint32_t store_rows(const hopper_args &a, const hopper_tile &t,
-                                                      const float (&o)[64], const row_sums &r)
+template <class I, bool HOLDS>
+static __device__ __forceinline__ uint32_t store_rows(const hopper_args &a, const tile_of<I> &t,
+                                                      const typename I::sums &o, const row_sums &r)
 {
+    using T = typename I::T;
+    constexpr int PAIRS = I::DV / 8; /* of numbers that a thread has of a row */
     const hopper_layer &l = a.layer;
     int lane = fresh_lane(), row = (int)threadIdx.x / WARP * 16 + lane / 4;
     row_ends e = end_rows(r);
-    if (l.sinks != NULL) add_sinks<T>(a, t, e, row);
+    if (l.sinks != NULL) add_sinks<I>(a, t, e, row);
     tile_out to = t.out;
     uint32_t is_odd = 0;
 #pragma unroll
@@ -97,9 +100,9 @@ static __device__ __forceinline__ uint32_t store_rows(const hopper_args &a, cons
         bool is_there = is_row(to, p);
         uint32_t unit = (uint32_t)p.query * a.out_token + (uint32_t)p.head * a.out_head + lane % 4;
         uint4 *out = (uint4 *)to.first + unit;
-        uint32_t v[16], odd[2] = {0, 0};
+        uint32_t v[PAIRS], odd[2] = {0, 0};
 #pragma unroll
-        for (int j = 0; j < 16; j += 4) {
+        for (int j = 0; j < PAIRS; j += 4) {
 #pragma unroll
             for (int k = j; k < j + 4; k++) {
                 int at = 4 * k + 2 * i;
@@ -115,7 +118,7 @@ static __device__ __forceinline__ uint32_t store_rows(const hopper_args &a, cons
         if (!HOLDS) continue;
         uint32_t bad_lanes = __ballot_sync(ALL_LANES, is_bad) >> (lane & ~3) & 15;
 #pragma unroll
-        for (int j = 0; j < 16; j += 4) {
+        for (int j = 0; j < PAIRS; j += 4) {
             uint4 transposed = transpose_words(v + j);
             if (is_there && bad_lanes == 0) __stcs(out + j, transposed);
         }
@@ -131,16 +134,25 @@ static __device__ __forceinline__ uint32_t store_rows(const hopper_args &a, cons
 }
 
 /*
- * One row stored by WARP / QUADS lanes, a lane having QUADS times 4 dims: sums of values and of weights relative to the
- * largest score, in natural units; a sink joins them.
+ * A row's numbers of V among lanes, LANES for a row: a lane has 4 neighbours, and 4 of each 4 * LANES further on. So many
+ * times; of the last time, lanes past the row's end have none.
  */
-template <typename T, int QUADS>
-static __device__ __forceinline__ void put_row(const hopper_args &a, const hopper_tile &t,
-                                               row_place p, const float4 (&x)[QUADS], float largest,
-                                               float sum)
+template <class I, int LANES> constexpr int QUADS = (I::DV / 4 + LANES - 1) / LANES;
+
+template <class I, int LANES> static __device__ __forceinline__ bool has_quad(int lane, int j)
 {
+    return I::DV % (4 * LANES) == 0 || lane + j * LANES < I::DV / 4;
+}
+
+/* One row stored: sums of values and of weights relative to the largest score, in natural units; a sink joins them. */
+template <class I, int LANES>
+static __device__ __forceinline__ void put_row(const hopper_args &a, const tile_of<I> &t,
+                                               row_place p, const float4 (&x)[QUADS<I, LANES>],
+                                               float largest, float sum)
+{
+    using T = typename I::T;
     const hopper_layer &l = a.layer;
-    int lane = threadIdx.x % (WARP / QUADS);
+    int lane = threadIdx.x % LANES;
     float sink = l.sinks != NULL ? l.sinks[t.first_head + p.head] : -CUDART_INF_F;
     float by = 0.0f, lse = sink;
     bool any = sum != 0.0f; /* or NaN */
@@ -148,14 +160,15 @@ static __device__ __forceinline__ void put_row(const hopper_args &a, const hoppe
         float base = softmax_base(largest), top = fmaxf(base, sink);
         float shrink = exp2f((base - top) * LOG2E);
         sum = sum * shrink + exp2f((sink - top) * LOG2E);
-        by = shrink / sum;
+        by = shrink * reciprocal(sum);
         lse = top + log2f(sum) * LN2;
     }
     uint16_t *out = t.out.first + p.query * l.out.token + p.head * l.out.head + lane * 4;
 #pragma unroll
-    for (int j = 0; j < QUADS; j++) {
+    for (int j = 0; j < QUADS<I, LANES>; j++) {
+        if (!has_quad<I, LANES>(lane, j)) continue;
         float4 y = any ? x[j] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        *(uint2 *)(out + j * (DIMS / QUADS)) =
+        *(uint2 *)(out + j * (4 * LANES)) =
             make_uint2(pack<T>(y.x * by, y.y * by), pack<T>(y.z * by, y.w * by));
     }
     if (l.lse != NULL && lane == 0) *lse_of(a, t, p) = lse;

@@ -1,10 +1,10 @@
 /*
- * hopper_tile.h: what the wgmma kernel is given, its tiles, and its shared memory:
+ * hopper_tile.h: what the wgmma kernel is given, an instance's sizes, its tiles, and its shared memory:
  *
- *   three stages of K and V, 8 pages of 16 tokens each | Q | tiles and barriers
+ *   stages of K and V, pages of 16 tokens each | Q | tiles and barriers
  *
- * A tile is an item of the list (prefill_list.h) for one kv head: 128 rows, row r being query r / heads and head r % heads of
- * it, 64 for each of two warpgroups. Its keys are taken from the end, 128 at a time at multiples of 128.
+ * A tile is an item of the list (prefill_list.h) for one kv head: row r is query r / heads and head r % heads of it, 64 rows for
+ * each warpgroup that computes. Its keys are taken from the end, a stage at a time.
  */
 #ifndef FOLIOI_CUDA_HOPPER_TILE_H
 #define FOLIOI_CUDA_HOPPER_TILE_H
@@ -16,22 +16,61 @@
 #include "backends/cuda/warp.h"
 
 enum {
-    DIMS = 128,
-    KEYS = 128, /* of a stage */
-    ROWS = 128, /* of a tile */
-    GROUPS = 2, /* warpgroups that compute */
-    GROUP_ROWS = ROWS / GROUPS,
-    STAGES = 3,
+    GROUP_ROWS = 64, /* of a tile, those of a warpgroup */
+    MAX_ROWS = 3 * GROUP_ROWS,
     TILES_AHEAD = 3, /* a tile's place is another's when it has been stored */
     PAGE_KEYS = 16,
-    STEP_KEYS = 2 * PAGE_KEYS, /* a tile's last keys become weights in steps of so many */
-    PAGE_BYTES = PAGE_KEYS * DIMS * 2 * 2, /* K and V */
-    HALF_BYTES = PAGE_BYTES / 2,           /* of 8 tokens: K, then V */
-    PANEL_BYTES = 8 * 128,
-    STAGE_BYTES = KEYS / PAGE_KEYS * PAGE_BYTES,
-    Q_PANEL_BYTES = ROWS * 128, /* 64 numbers of every row */
-    Q_BYTES = 2 * Q_PANEL_BYTES,
-    THREADS = 3 * 128,
+    PANEL_BYTES = 8 * 128, /* 64 numbers of 8 tokens */
+    ZERO_BYTES = 8192,     /* that may be copied in place of keys */
+};
+
+/*
+ * One instance: the type of q, K and V; their head sizes, multiples of 64; warpgroups that compute; keys of a stage; stages.
+ * HOLDS_Q: q is in registers, else products read it from shared memory. SPLIT: K and V have stages of their own, each
+ * awaited and given back by itself; else a stage has whole pages, which are copied faster.
+ */
+template <typename T_, int DK_, int DV_, int GROUPS_, int KEYS_, int STAGES_, bool HOLDS_Q_,
+          bool SPLIT_>
+struct hopper_instance {
+    using T = T_;
+    static constexpr int DK = DK_, DV = DV_, GROUPS = GROUPS_, KEYS = KEYS_, STAGES = STAGES_;
+    static constexpr bool HOLDS_Q = HOLDS_Q_, SPLIT = SPLIT_;
+    static constexpr int ROWS = GROUPS * GROUP_ROWS, THREADS = (GROUPS + 1) * 128;
+    static constexpr int WARPS = GROUPS * 4; /* that compute */
+    static constexpr int PAGES = KEYS / PAGE_KEYS;
+    /* a tile's last keys become weights in steps of so many, and are copied and multiplied by halves of a stage */
+    static constexpr bool EARLY = KEYS == 128;
+    static constexpr int STEP_KEYS = KEYS % 32 == 0 ? 32 : 16;
+    static constexpr int K_BYTES = 8 * DK * 2, V_BYTES = 8 * DV * 2; /* of 8 tokens */
+    static constexpr int HALF_BYTES = K_BYTES + V_BYTES, PAGE_BYTES = 2 * HALF_BYTES;
+    static constexpr int KV_BYTES = PAGES * PAGE_BYTES * STAGES;
+    /* in shared memory: from 8 tokens to the next, from a stage to the next, and where V's begin */
+    static constexpr int K_STEP = SPLIT ? K_BYTES : HALF_BYTES;
+    static constexpr int V_STEP = SPLIT ? V_BYTES : HALF_BYTES;
+    static constexpr int K_STAGE = 2 * PAGES * K_STEP, V_STAGE = 2 * PAGES * V_STEP;
+    static constexpr int V_AT = SPLIT ? STAGES * K_STAGE : K_BYTES;
+    static constexpr int Q_PANEL_BYTES = ROWS * 128; /* 64 numbers of every row */
+    static constexpr int Q_BYTES = DK / 64 * Q_PANEL_BYTES;
+    static constexpr int SECTION_KEYS = (16 << 20) / ((DK + DV) * 2);
+    /*
+     * Registers of a thread that computes and of one that does not, in steps whose tiles are whole and in others. A block has
+     * as many as it was launched with: where that is too few, a warpgroup waits for registers for ever.
+     */
+    static constexpr int WHOLE_REGISTERS = GROUPS == 2 ? 232 : 152, WHOLE_OTHERS = 40;
+    static constexpr int REGISTERS = GROUPS == 3 ? 152 : SPLIT ? 216 : 224;
+    static constexpr int OTHERS = SPLIT ? 72 : 56;
+    static constexpr int ALL_REGISTERS = (GROUPS + 1) * (65536 / THREADS / 8 * 8);
+    static_assert(GROUPS * WHOLE_REGISTERS + WHOLE_OTHERS <= ALL_REGISTERS, "there are so many");
+    static_assert(GROUPS * REGISTERS + OTHERS <= ALL_REGISTERS, "there are so many");
+    /* a tile is stored before the next one's scores, for lack of registers */
+    static constexpr bool WHOLE_STORES_FIRST = DV > 192, STORES_FIRST = DK != 128;
+    /* what it has: scores, sums of values, weights, q */
+    using scores = float[KEYS / 2];
+    using sums = float[DV / 2];
+    using weights = uint32_t[KEYS / 4];
+    using query = uint32_t[HOLDS_Q ? DK / 4 : 1];
+    static_assert(DK % 64 == 0 && DV % 64 == 0, "native pages have panels of 64 numbers");
+    static_assert(PAGES <= 8, "half a warp for half pages");
 };
 
 /*
@@ -51,7 +90,7 @@ typedef struct hopper_layer {
 } hopper_layer;
 
 typedef struct hopper_args {
-    CUtensorMap q;    /* boxes: half the numbers of a tile's rows */
+    CUtensorMap q;    /* boxes: 64 numbers of a tile's rows */
     float scale_log2; /* of scores, with log2(e) */
     hopper_layer layer;
     const int32_t *blocks;
@@ -65,7 +104,7 @@ typedef struct hopper_args {
     uint32_t inverse;                /* row / heads is row * inverse >> 16 */
     int32_t head_parts;              /* tiles a group needs */
     int32_t queries;                 /* of a tile that is full */
-    int32_t q_boxes;                 /* of its rows of q: one for each warpgroup, or one for both */
+    int32_t q_boxes;                 /* of its rows of q: one for each warpgroup, or one for all */
     int32_t block_pages;             /* pages of a block */
     int32_t page_shift;              /* log2 of it, or -1 */
     int32_t tile_blocks, tile_pages; /* a key tile is so many blocks and pages */
@@ -99,7 +138,7 @@ typedef struct alignas(16) tile_out {
 } tile_out;
 
 /* A tile that was taken. Who computes waits for each of its parts: they are loaded whole. */
-typedef struct hopper_tile {
+template <int GROUPS> struct hopper_tile {
     tile_keys keys;
     tile_edge begins, ends;
     tile_out out;
@@ -109,31 +148,34 @@ typedef struct hopper_tile {
     int32_t part, num_parts, store, counter, unit; /* as the item has them: prefill_parts.h */
     int32_t key_len;                               /* of the sequence */
     int64_t query_row, table; /* of the tile's first query; of the sequence, its block table */
-} hopper_tile;
+};
 
-typedef struct hopper_shared {
-    hopper_tile tiles[TILES_AHEAD]; /* in turns */
-    uint64_t filled[STAGES], emptied[STAGES];
-    uint64_t q_filled[GROUPS], q_emptied[GROUPS];
+template <class I> using tile_of = hopper_tile<I::GROUPS>;
+
+template <class I> struct hopper_shared {
+    tile_of<I> tiles[TILES_AHEAD]; /* in turns */
+    uint64_t filled[I::STAGES], emptied[I::STAGES];
+    uint64_t q_filled[I::GROUPS], q_emptied[I::GROUPS];
     uint64_t tile_filled[TILES_AHEAD], tile_stored[TILES_AHEAD], tile_emptied[TILES_AHEAD];
-} hopper_shared;
+    uint64_t v_filled[I::STAGES], v_emptied[I::STAGES]; /* where V has stages of its own */
+};
 
-enum { SHARED_BYTES = STAGES * STAGE_BYTES + Q_BYTES + (int)sizeof(hopper_shared) };
-static_assert(SHARED_BYTES <= 227 * 1024, "it fits a multiprocessor");
+template <class I>
+constexpr int SHARED_BYTES = I::KV_BYTES + I::Q_BYTES + (int)sizeof(hopper_shared<I>);
 
 /* Shared memory, at a multiple of 1 KB: the place of a row's units follows from its address. */
-struct hopper_memory {
+template <class I> struct hopper_memory {
     char *base;
     __device__ __forceinline__ uint32_t kv() const { return shared_address(base); }
-    __device__ __forceinline__ uint32_t q() const { return kv() + STAGES * STAGE_BYTES; }
-    __device__ __forceinline__ hopper_shared &sh() const
+    __device__ __forceinline__ uint32_t q() const { return kv() + I::KV_BYTES; }
+    __device__ __forceinline__ hopper_shared<I> &sh() const
     {
-        return *(hopper_shared *)(base + STAGES * STAGE_BYTES + Q_BYTES);
+        return *(hopper_shared<I> *)(base + I::KV_BYTES + I::Q_BYTES);
     }
 };
 
 /* A place in the ring of stages, and which time around it is. */
-struct stage_at {
+template <int STAGES> struct stage_at {
     int stage;
     uint32_t phase;
     __device__ __forceinline__ void step()
@@ -158,17 +200,16 @@ struct tile_at {
  * together should stay in L2, 16 MB of them. Where all tiles are computed at once, an item is for all units. What is here and
  * in find_tile is run once before anything is computed, from code that no cache has: nothing is divided.
  */
-enum { SECTION_KEYS = (16 << 20) / (DIMS * 4) }; /* of one unit */
-
 struct tile_order {
     int32_t num_items, shift;
     int32_t first_unit, begin; /* the section at hand: its units, its first tile's number */
 
-    __device__ __forceinline__ tile_order(const hopper_args &a, const folioi_prefill_head &head)
+    __device__ __forceinline__ tile_order(const hopper_args &a, const folioi_prefill_head &head,
+                                          int32_t section_keys)
         : num_items(head.num_items), shift(a.most_shift), first_unit(0), begin(0)
     {
         bool at_once = num_items * a.units <= (int32_t)gridDim.x;
-        while (shift > 0 && !at_once && head.num_keys > SECTION_KEYS >> shift) shift--;
+        while (shift > 0 && !at_once && head.num_keys > section_keys >> shift) shift--;
     }
 
     /* Numbers grow. */
@@ -188,7 +229,7 @@ struct tile_order {
 /* What seq_keys says of all queries of a tile; far beyond all keys is as good as anywhere there. */
 static __device__ __forceinline__ int32_t cut_far(int64_t key)
 {
-    return (int32_t)max((int64_t)(INT32_MIN + ROWS), min(key, (int64_t)(INT32_MAX - ROWS)));
+    return (int32_t)max((int64_t)(INT32_MIN + MAX_ROWS), min(key, (int64_t)(INT32_MAX - MAX_ROWS)));
 }
 
 /* Keys of the tile that its query i sees: none where they end before they begin. */
@@ -202,14 +243,15 @@ static __device__ __forceinline__ int32_t end_of(const tile_edge &e, int32_t i)
     return min(e.first + i * e.step, e.cut);
 }
 
-static __device__ __forceinline__ folioi_range keys_of(const hopper_tile &t, int32_t i)
+template <int GROUPS>
+static __device__ __forceinline__ folioi_range keys_of(const hopper_tile<GROUPS> &t, int32_t i)
 {
     return {begin_of(t.begins, i), end_of(t.ends, i)};
 }
 
 /* Keys [begin, end) of the tile: those that any row sees, and which. WHOLE: there is no window. */
-template <bool WHOLE>
-static __device__ __forceinline__ void set_keys(const hopper_args &a, hopper_tile &t,
+template <class I, bool WHOLE>
+static __device__ __forceinline__ void set_keys(const hopper_args &a, tile_of<I> &t,
                                                 const folioi_cuda_seq &s, int32_t begin,
                                                 int32_t end)
 {
@@ -220,10 +262,10 @@ static __device__ __forceinline__ void set_keys(const hopper_args &a, hopper_til
               : right < 0 ? s.key_len
                           : cut_far(own + right + 1),
               s.causal || right >= 0, end};
-    int32_t last = end > begin ? (end - 1) / KEYS : 0;
-    int32_t pages = (max(end - last * KEYS, 1) + PAGE_KEYS - 1) / PAGE_KEYS;
-    t.keys = {0, pages, last, end > begin ? begin / KEYS : 0};
-    for (uint32_t group = 0; group < GROUPS; group++) { /* later rows see later keys */
+    int32_t last = end > begin ? (end - 1) / I::KEYS : 0;
+    int32_t pages = (max(end - last * I::KEYS, 1) + PAGE_KEYS - 1) / PAGE_KEYS;
+    t.keys = {0, pages, last, end > begin ? begin / I::KEYS : 0};
+    for (uint32_t group = 0; group < I::GROUPS; group++) { /* later rows see later keys */
         uint32_t row = group * GROUP_ROWS;
         t.common[group] = {begin_of(t.begins, (row + GROUP_ROWS - 1) * a.inverse >> 16),
                            end_of(t.ends, row * a.inverse >> 16)};
@@ -244,9 +286,9 @@ static __device__ __forceinline__ folioi_prefill_item load_item(const folioi_pre
 }
 
 /* Tile number n of all. */
-template <bool WHOLE>
+template <class I, bool WHOLE>
 static __device__ __forceinline__ void find_tile(const hopper_args &a, tile_order &order, int32_t n,
-                                                 hopper_tile &t)
+                                                 tile_of<I> &t)
 {
     order.go_to(n);
     int32_t unit = order.unit(n), kv_head = unit, head_part = 0;
@@ -261,13 +303,13 @@ static __device__ __forceinline__ void find_tile(const hopper_args &a, tile_orde
     t.first_head = kv_head * a.group + head_part * a.heads;
     t.out = {(uint16_t *)out.data + t.query_row * out.token + t.first_head * out.head,
              item.num_queries, min(a.heads, a.group - head_part * a.heads)};
-    t.is_ragged = item.num_queries * t.out.num_heads < ROWS;
+    t.is_ragged = item.num_queries * t.out.num_heads < I::ROWS;
     t.part = item.part;
     t.num_parts = item.num_parts;
     t.store = item.store;
     t.counter = item.counter;
     t.unit = unit;
-    set_keys<WHOLE>(a, t, item.sequence, item.begin, item.end);
+    set_keys<I, WHOLE>(a, t, item.sequence, item.begin, item.end);
 }
 
 /* A row's query and head, counted from the tile's first ones. */

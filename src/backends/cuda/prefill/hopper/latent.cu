@@ -91,7 +91,8 @@ static __device__ __forceinline__ void start_barriers(latent_shared *sh)
 
 /* BETWEEN: see latent_products. */
 template <typename T, bool BETWEEN>
-static __global__ void __launch_bounds__(THREADS, 1) latent(const __grid_constant__ hopper_args a)
+static __global__ void __launch_bounds__(LATENT_THREADS, 1)
+    latent(const __grid_constant__ hopper_args a)
 {
     extern __shared__ __align__(1024) char memory[];
     latent_memory m = {memory};
@@ -194,21 +195,18 @@ static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run
     cudaError_t error =
         folioi_cuda_prepare(plan->sm.ready, (const void *)kernel, LATENT_SHARED_BYTES, false);
     if (error != cudaSuccess) return error;
-    kernel<<<blocks, THREADS, LATENT_SHARED_BYTES, run->stream>>>(a);
+    kernel<<<blocks, LATENT_THREADS, LATENT_SHARED_BYTES, run->stream>>>(a);
     return cudaGetLastError();
 }
 
 template <int TYPE>
 using number = typename std::conditional<TYPE == FOLIO_F16, __half, __nv_bfloat16>::type;
 
+#define LINE(name, type)                                                                           \
+    {                                                                                              \
+        {"latent_hopper_" #name, type, type, LATENT_DIMS, LATENT_VALUES, false, matches, true},    \
+            LATENT_ROWS, LATENT_VALUES, 1, 0, launch<number<type>>                                 \
+    }
 const folioi_prefill_line folioi_prefill_latent[] = {
-#define X(name, type)                                                                              \
-    {{"latent_hopper_" #name, type, type, LATENT_DIMS, LATENT_VALUES, false, matches, true},       \
-     LATENT_ROWS,                                                                                  \
-     LATENT_VALUES,                                                                                \
-     1,                                                                                            \
-     0,                                                                                            \
-     launch<number<type>>},
-#include "backends/cuda/prefill/hopper/hopper_instances.def"
-#undef X
-    {}};
+    LINE(f16, FOLIO_F16), LINE(bf16, FOLIO_BF16), {}};
+#undef LINE

@@ -100,8 +100,8 @@ static __device__ __forceinline__ void score_panels(const latent_memory &m, floa
         for (int i = 0; i < 4; i++) {
             uint64_t a = q + panel * (LATENT_Q_PANEL_BYTES / 16) + 2 * i;
             uint64_t b = keys + panel * (LATENT_PANEL_BYTES / 16) + 2 * i;
-            if (k > 0 || i > 0) multiply_rows<T, 1>(s, a, b);
-            else multiply_rows<T, 0>(s, a, b);
+            if (k > 0 || i > 0) multiply_rows<T, LATENT_KEYS, 1>(s, a, b);
+            else multiply_rows<T, LATENT_KEYS, 0>(s, a, b);
         }
     }
 }

@@ -19,6 +19,8 @@ enum {
     LATENT_VALUES = 512,
     LATENT_HALF = LATENT_VALUES / 2, /* of a warpgroup */
     LATENT_ROWS = 64,
+    LATENT_GROUPS = 2, /* warpgroups that compute */
+    LATENT_THREADS = 3 * 128,
     LATENT_KEYS = 64, /* of a buffer */
     LATENT_PANELS = LATENT_DIMS / 64,
     LATENT_ROPE = LATENT_PANELS - 1, /* the panel that is not V: weights take its place */
@@ -48,9 +50,11 @@ typedef struct latent_shared {
     uint64_t filled[2][2], emptied[2][2]; /* of a buffer: halves in the order in which they come */
     uint64_t q_filled, q_emptied;
     uint64_t tile_filled[TILES_AHEAD], tile_stored[TILES_AHEAD], tile_emptied[TILES_AHEAD];
-    float base[GROUPS][LATENT_ROWS]; /* what weights of a warpgroup's last buffer are relative to */
-    float2 sum[2][GROUPS][LATENT_ROWS]; /* of a warpgroup's weights, and its base; tiles in turns */
-    int32_t unit;                       /* of a merge: what all warps take next */
+    float base[LATENT_GROUPS]
+              [LATENT_ROWS]; /* what weights of a warpgroup's last buffer are relative to */
+    float2 sum[2][LATENT_GROUPS]
+              [LATENT_ROWS]; /* of a warpgroup's weights, and its base; tiles in turns */
+    int32_t unit;            /* of a merge: what all warps take next */
 } latent_shared;
 
 enum {

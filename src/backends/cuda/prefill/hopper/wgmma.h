@@ -127,76 +127,107 @@ static __device__ __forceinline__ uint64_t matrix_at(uint32_t address, uint32_t 
 
 #define SUMS_4(x, i) "+f"(x[i]), "+f"(x[i + 1]), "+f"(x[i + 2]), "+f"(x[i + 3])
 #define SUMS_16(x, i) SUMS_4(x, i), SUMS_4(x, i + 4), SUMS_4(x, i + 8), SUMS_4(x, i + 12)
+#define SUMS_32(x) SUMS_16(x, 0), SUMS_16(x, 16)
+#define SUMS_40(x) SUMS_32(x), SUMS_4(x, 32), SUMS_4(x, 36)
+#define SUMS_48(x) SUMS_32(x), SUMS_16(x, 32)
+#define SUMS_64(x) SUMS_48(x), SUMS_16(x, 48)
+#define SUMS_96(x) SUMS_64(x), SUMS_16(x, 64), SUMS_16(x, 80)
+#define SUMS_128(x) SUMS_96(x), SUMS_16(x, 96), SUMS_16(x, 112)
 #define NAMES_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define NAMES_32 NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define NAMES_48 NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define NAMES_40 NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39"
+#define NAMES_48 NAMES_40 ",%40,%41,%42,%43,%44,%45,%46,%47"
 #define NAMES_64 NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define FACTORS(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
-
-/* s[64][N] = a[64][16] b[N][16]^T, plus s where ADD; a in registers, b with neighbours along its 16. */
-#define MULTIPLY_ROWS_64(type)                                                                     \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" NAMES_32         \
-                 "},{%32,%33,%34,%35},%36,%37,1,1,0;"                                              \
-                 : SUMS_16(s, 0), SUMS_16(s, 16)                                                   \
-                 : FACTORS(a), "l"(b), "n"(ADD))
-#define MULTIPLY_ROWS_128(type)                                                                    \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" NAMES_64        \
-                 "},{%64,%65,%66,%67},%68,%69,1,1,0;"                                              \
-                 : SUMS_16(s, 0), SUMS_16(s, 16), SUMS_16(s, 32), SUMS_16(s, 48)                   \
-                 : FACTORS(a), "l"(b), "n"(ADD))
-template <typename T, int N, int ADD>
-static __device__ __forceinline__ void multiply_rows(float (&s)[64], const uint32_t *a, uint64_t b)
-{
-    static_assert(N == 64 || N == 128, "widths in use");
-    if constexpr (N == 64 && IS_BF16<T>) MULTIPLY_ROWS_64("bf16");
-    else if constexpr (N == 64) MULTIPLY_ROWS_64("f16");
-    else if constexpr (IS_BF16<T>) MULTIPLY_ROWS_128("bf16");
-    else MULTIPLY_ROWS_128("f16");
-}
-
-/* o[64][128] = a[64][16] b[16][128], plus o where `add`; b with neighbours along its 128. */
-#define MULTIPLY_COLUMNS(type)                                                                     \
-    asm volatile("{.reg .pred add; setp.ne.b32 add,%69,0;"                                         \
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" NAMES_64        \
-                 "},{%64,%65,%66,%67},%68,add,1,1,1;}"                                             \
-                 : SUMS_16(o, 0), SUMS_16(o, 16), SUMS_16(o, 32), SUMS_16(o, 48)                   \
-                 : FACTORS(a), "l"(b), "r"(add))
-template <typename T>
-static __device__ __forceinline__ void multiply_columns(float (&o)[64], const uint32_t *a,
-                                                        uint64_t b, int add)
-{
-    if constexpr (IS_BF16<T>) MULTIPLY_COLUMNS("bf16");
-    else MULTIPLY_COLUMNS("f16");
-}
-
-/* ---- products of latent attention ---- */
-
-#define SUMS_64(x, i) SUMS_16(x, i), SUMS_16(x, i + 16), SUMS_16(x, i + 32), SUMS_16(x, i + 48)
 #define NAMES_80 NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
 #define NAMES_96 NAMES_80 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
 #define NAMES_112                                                                                  \
     NAMES_96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
 #define NAMES_128                                                                                  \
     NAMES_112 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define FACTORS(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
 
-/* s[64][64] = a[64][16] b[64][16]^T, plus s where ADD; both in shared memory with neighbours along their 16. */
-#define MULTIPLY_SHARED(type)                                                                      \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" NAMES_32         \
-                 "},%32,%33,%34,1,1,0,0;"                                                          \
-                 : SUMS_16(s, 0), SUMS_16(s, 16)                                                   \
-                 : "l"(a), "l"(b), "n"(ADD))
-template <typename T, int ADD>
-static __device__ __forceinline__ void multiply_rows(float (&s)[32], uint64_t a, uint64_t b)
+/*
+ * s[64][N] = a[64][16] b[N][16]^T, plus s where ADD; neighbours of b, and of a in shared memory, lie along the 16. S: numbers
+ * of a thread; then the operands behind them.
+ */
+#define MULTIPLY_ROWS(type, n, S, a0, a1, a2, a3, b0, add)                                         \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" NAMES_##S     \
+                 "},{%" a0 ",%" a1 ",%" a2 ",%" a3 "},%" b0 ",%" add ",1,1,0;"                     \
+                 : SUMS_##S(s)                                                                     \
+                 : FACTORS(a), "l"(b), "n"(ADD))
+template <typename T, int N, int ADD, int COUNT>
+static __device__ __forceinline__ void multiply_rows(float (&s)[COUNT], const uint32_t *a,
+                                                     uint64_t b)
 {
-    if constexpr (IS_BF16<T>) MULTIPLY_SHARED("bf16");
-    else MULTIPLY_SHARED("f16");
+    constexpr bool BF16 = IS_BF16<T>;
+    static_assert(N == 64 || N == 96 || N == 128, "widths in use");
+    static_assert(N / 2 <= COUNT, "they fit");
+    if constexpr (N == 64 && BF16)
+        MULTIPLY_ROWS("bf16", "64", 32, "32", "33", "34", "35", "36", "37");
+    else if constexpr (N == 64) MULTIPLY_ROWS("f16", "64", 32, "32", "33", "34", "35", "36", "37");
+    else if constexpr (N == 96 && BF16)
+        MULTIPLY_ROWS("bf16", "96", 48, "48", "49", "50", "51", "52", "53");
+    else if constexpr (N == 96) MULTIPLY_ROWS("f16", "96", 48, "48", "49", "50", "51", "52", "53");
+    else if constexpr (BF16) MULTIPLY_ROWS("bf16", "128", 64, "64", "65", "66", "67", "68", "69");
+    else MULTIPLY_ROWS("f16", "128", 64, "64", "65", "66", "67", "68", "69");
 }
 
-/* o[64][256] += a[64][16] b[16][256]; b with neighbours along its 256, a in registers or as in multiply_rows. */
+#define MULTIPLY_SHARED(type, n, S, a0, b0, add)                                                   \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" NAMES_##S     \
+                 "},%" a0 ",%" b0 ",%" add ",1,1,0,0;"                                             \
+                 : SUMS_##S(s)                                                                     \
+                 : "l"(a), "l"(b), "n"(ADD))
+template <typename T, int N, int ADD, int COUNT>
+static __device__ __forceinline__ void multiply_rows(float (&s)[COUNT], uint64_t a, uint64_t b)
+{
+    constexpr bool BF16 = IS_BF16<T>;
+    static_assert(N == 64 || N == 80 || N == 96 || N == 128, "widths in use");
+    static_assert(N / 2 <= COUNT, "they fit");
+    if constexpr (N == 64 && BF16) MULTIPLY_SHARED("bf16", "64", 32, "32", "33", "34");
+    else if constexpr (N == 64) MULTIPLY_SHARED("f16", "64", 32, "32", "33", "34");
+    else if constexpr (N == 80 && BF16) MULTIPLY_SHARED("bf16", "80", 40, "40", "41", "42");
+    else if constexpr (N == 80) MULTIPLY_SHARED("f16", "80", 40, "40", "41", "42");
+    else if constexpr (N == 96 && BF16) MULTIPLY_SHARED("bf16", "96", 48, "48", "49", "50");
+    else if constexpr (N == 96) MULTIPLY_SHARED("f16", "96", 48, "48", "49", "50");
+    else if constexpr (BF16) MULTIPLY_SHARED("bf16", "128", 64, "64", "65", "66");
+    else MULTIPLY_SHARED("f16", "128", 64, "64", "65", "66");
+}
+
+/* o[64][2 * COUNT] = a[64][16] b[16][2 * COUNT], plus o where `add`; neighbours of b lie along its rows. */
+#define MULTIPLY_COLUMNS(type, n, S, a0, a1, a2, a3, b0, sum)                                      \
+    asm volatile("{.reg .pred add; setp.ne.b32 add,%" sum ",0;"                                    \
+                 "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" NAMES_##S     \
+                 "},{%" a0 ",%" a1 ",%" a2 ",%" a3 "},%" b0 ",add,1,1,1;}"                         \
+                 : SUMS_##S(o)                                                                     \
+                 : FACTORS(a), "l"(b), "r"(add))
+template <typename T, int COUNT>
+static __device__ __forceinline__ void multiply_columns(float (&o)[COUNT], const uint32_t *a,
+                                                        uint64_t b, int add)
+{
+    constexpr bool BF16 = IS_BF16<T>;
+    static_assert(COUNT == 32 || COUNT == 64 || COUNT == 96 || COUNT == 128, "widths in use");
+    if constexpr (COUNT == 32 && BF16)
+        MULTIPLY_COLUMNS("bf16", "64", 32, "32", "33", "34", "35", "36", "37");
+    else if constexpr (COUNT == 32)
+        MULTIPLY_COLUMNS("f16", "64", 32, "32", "33", "34", "35", "36", "37");
+    else if constexpr (COUNT == 64 && BF16)
+        MULTIPLY_COLUMNS("bf16", "128", 64, "64", "65", "66", "67", "68", "69");
+    else if constexpr (COUNT == 64)
+        MULTIPLY_COLUMNS("f16", "128", 64, "64", "65", "66", "67", "68", "69");
+    else if constexpr (COUNT == 96 && BF16)
+        MULTIPLY_COLUMNS("bf16", "192", 96, "96", "97", "98", "99", "100", "101");
+    else if constexpr (COUNT == 96)
+        MULTIPLY_COLUMNS("f16", "192", 96, "96", "97", "98", "99", "100", "101");
+    else if constexpr (BF16)
+        MULTIPLY_COLUMNS("bf16", "256", 128, "128", "129", "130", "131", "132", "133");
+    else MULTIPLY_COLUMNS("f16", "256", 128, "128", "129", "130", "131", "132", "133");
+}
+
+/* The same with 256 columns, plus o: of latent attention. a in registers, or in shared memory. */
 #define MULTIPLY_WIDE(type)                                                                        \
     asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " {" NAMES_128       \
                  "},{%128,%129,%130,%131},%132,1,1,1,1;"                                           \
-                 : SUMS_64(o, 0), SUMS_64(o, 64)                                                   \
+                 : SUMS_128(o)                                                                     \
                  : FACTORS(a), "l"(b))
 template <typename T>
 static __device__ __forceinline__ void multiply_columns(float (&o)[128], const uint32_t *a,
@@ -209,7 +240,7 @@ static __device__ __forceinline__ void multiply_columns(float (&o)[128], const u
 #define MULTIPLY_WIDE_SHARED(type)                                                                 \
     asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " {" NAMES_128       \
                  "},%128,%129,1,1,1,0,1;"                                                          \
-                 : SUMS_64(o, 0), SUMS_64(o, 64)                                                   \
+                 : SUMS_128(o)                                                                     \
                  : "l"(a), "l"(b))
 template <typename T>
 static __device__ __forceinline__ void multiply_columns(float (&o)[128], uint64_t a, uint64_t b)
