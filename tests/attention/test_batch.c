@@ -772,7 +772,6 @@ BACKEND_TEST(batch, block_size_of_a_cache_or_none)
     const int32_t slots[9] = {8, 7, 6, 5, 4, 3, 2, 1, 0}, nine[2] = {0, 9};
     CHECK_OK(support_set_slots(batch, &a, nine, slots, 4));
     folio_batch_destroy(batch);
-    (void)backend;
 }
 
 /* -------------------------------------------------------------------------------------- padding */
@@ -807,7 +806,6 @@ BACKEND_TEST(batch, a_forgotten_length_is_not_padding)
         CHECK_INT(info.num_padding_tokens, 2);
     }
     folio_batch_destroy(batch);
-    (void)backend;
 }
 
 /* --------------------------------------------------------------------------------------- errors */
@@ -880,9 +878,12 @@ BACKEND_TEST(batch, bad_csr_leaves_it_empty)
     BAD_CSR("last_block_len", &bare, m->indptr, m->indices, NULL, );
     BAD_CSR("table.start[3] = 2|table.start[2] = 3", &m->a, falls, m->indices, NULL, );
     BAD_CSR("table.start[0] is 1", &m->a, from_one, m->indices, NULL, );
-    BAD_CSR("17", &bare, m->indptr, m->indices, m->last_block_len, m->last_block_len[0] = 17);
-    BAD_CSR("0", &bare, m->indptr, m->indices, m->last_block_len, m->last_block_len[0] = 0);
-    BAD_CSR("-1", &bare, m->indptr, m->indices, m->last_block_len, m->last_block_len[1] = -1);
+    BAD_CSR("last_block_len[0] = 17", &bare, m->indptr, m->indices, m->last_block_len,
+            m->last_block_len[0] = 17);
+    BAD_CSR("last_block_len[0] = 0|[1, 16]", &bare, m->indptr, m->indices, m->last_block_len,
+            m->last_block_len[0] = 0);
+    BAD_CSR("last_block_len[1] = -1", &bare, m->indptr, m->indices, m->last_block_len,
+            m->last_block_len[1] = -1);
     BAD_CSR("40", &m->a, m->indptr, m->indices, NULL, m->seq_lens[1] = 40); /* of one block */
     BAD_SET(
         "table.start[5] = 4|num_indices 3", folio_batch_set(batch, &m->a),

@@ -316,10 +316,8 @@ BACKEND_TEST(rotary, nan_of_a_hidden_key_never_reaches_a_row)
 }
 
 /* Left out, positions are those of the batch's view, for every type that rotates. */
-BACKEND_TEST(rotary, positions_are_the_views_by_default)
+STEP_TEST(rotary, positions_are_the_views_by_default)
 {
-    fixture f;
-    REQUIRE_TEST(setup_run(&f, ctx));
     folio_rotary *rotary = NULL;
     CHECK_OK(folio_rotary_create(
         ctx, &FOLIO_WITH(folio_rotary_desc, .num_dims = DK, .num_positions = 32), &rotary));
@@ -328,25 +326,24 @@ BACKEND_TEST(rotary, positions_are_the_views_by_default)
         int64_t positions[TOKENS];
         float plain[TOKENS * HEADS * DV], out[TOKENS * HEADS * DV];
         CHECK_OK(
-            folio_batch_get_view(f.batch, (folio_attention_type)type, FOLIO_PHASE_AUTO, &view));
+            folio_batch_get_view(f->batch, (folio_attention_type)type, FOLIO_PHASE_AUTO, &view));
         memcpy(positions, view.positions, (size_t)view.num_query_tokens * sizeof *positions);
-        call c = good_call(&f, PLAIN, (folio_attention_type)type);
+        call c = good_call(f, PLAIN, (folio_attention_type)type);
         size_t bytes = (size_t)c.t.out.tokens * HEADS * DV * sizeof(float);
         CHECK_OK(run_call(&c));
-        memcpy(plain, f.out.data, bytes);
+        memcpy(plain, f->out.data, bytes);
         c.t.rotary = rotary;
         CHECK_OK(run_call(&c));
-        memcpy(out, f.out.data, bytes);
+        memcpy(out, f->out.data, bytes);
         CHECK(memcmp(plain, out, bytes) != 0);
         c.t.positions = positions;
         CHECK_OK(run_call(&c));
-        CHECK(memcmp(f.out.data, out, bytes) == 0);
+        CHECK(memcmp(f->out.data, out, bytes) == 0);
         for (int i = 0; i < view.num_query_tokens; i++) positions[i] = 31 - positions[i];
         CHECK_OK(run_call(&c));
-        CHECK(memcmp(f.out.data, out, bytes) != 0);
+        CHECK(memcmp(f->out.data, out, bytes) != 0);
     }
     folio_rotary_destroy(rotary);
-    teardown(&f);
 }
 
 /* The one call hands both over: rows rotated before give the same. */
@@ -442,10 +439,8 @@ BACKEND_TEST(rotary, bad_descriptions)
     folio_rotary_destroy(made);
 }
 
-BACKEND_TEST(rotary, bad_forwards)
+STEP_TEST(rotary, bad_forwards)
 {
-    fixture f;
-    REQUIRE_TEST(setup_run(&f, ctx));
     folio_rotary *rotary = NULL, *wide = NULL, *few = NULL;
     folio_rotary_desc d = FOLIO_WITH(folio_rotary_desc, .num_dims = DK, .num_positions = 32);
     CHECK_OK(folio_rotary_create(ctx, &d, &rotary));
@@ -464,17 +459,16 @@ BACKEND_TEST(rotary, bad_forwards)
     BAD_DECODER("positions[3]|32|[0, 32)", c.t.rotary = rotary; c.t.positions = positions);
     positions[3] = -1;
     BAD_DECODER("positions[3]|-1", c.t.rotary = rotary; c.t.positions = positions);
-    BAD_DECODER("out|positions", c.t.rotary = rotary; c.t.positions = f.out.data);
-    check_still_serves(&f, __LINE__);
+    BAD_DECODER("out|positions", c.t.rotary = rotary; c.t.positions = f->out.data);
     positions[3] = 3;
-    call c = good_call(&f, PLAIN, FOLIO_ATTENTION_DECODER);
+    call c = good_call(f, PLAIN, FOLIO_ATTENTION_DECODER);
     c.t.rotary = rotary, c.t.positions = positions;
     CHECK_OK(run_call(&c));
     folio_batch_seq s = good_seq(1);
     s.positions_given = 1, s.first_query_pos = -1;
-    CHECK_OK(folio_batch_add(f.batch, &s));
-    CHECK_OK(folio_plan_update(f.plan, f.batch, NULL));
-    c = good_call(&f, PLAIN, FOLIO_ATTENTION_DECODER);
+    CHECK_OK(folio_batch_add(f->batch, &s));
+    CHECK_OK(folio_plan_update(f->plan, f->batch, NULL));
+    c = good_call(f, PLAIN, FOLIO_ATTENTION_DECODER);
     c.t.rotary = rotary;
     c.t.flags = FOLIO_KV_APPEND; /* two tokens share a slot */
     float more[2][(TOKENS + 1) * HEADS * DK] = {{0}};
@@ -484,35 +478,33 @@ BACKEND_TEST(rotary, bad_forwards)
     folio_rotary_destroy(rotary);
     folio_rotary_destroy(wide);
     folio_rotary_destroy(few);
-    teardown(&f);
+    fill_batch(f->batch);
+    CHECK_OK(folio_plan_update(f->plan, f->batch, NULL));
 }
 
-BACKEND_TEST(rotary, bad_writes)
+STEP_TEST(rotary, bad_writes)
 {
-    fixture f;
-    REQUIRE_TEST(setup_run(&f, ctx));
     folio_rotary *rotary = NULL, *wide = NULL;
     folio_rotary_desc d = FOLIO_WITH(folio_rotary_desc, .num_dims = DK, .num_positions = 32);
     CHECK_OK(folio_rotary_create(ctx, &d, &rotary));
     d.num_dims = DK + 2;
     CHECK_OK(folio_rotary_create(ctx, &d, &wide));
     int64_t slots[] = {1, -1, 3}, positions[] = {4, -5, 31};
-    folio_kv_write w = FOLIO_WITH(folio_kv_write, .k = {f.k, FOLIO_F32, 3, 0, 0},
-                                  .v = {f.v, FOLIO_F32, 3, 0, 0}, .slots = slots);
+    folio_kv_write w = FOLIO_WITH(folio_kv_write, .k = {f->k, FOLIO_F32, 3, 0, 0},
+                                  .v = {f->v, FOLIO_F32, 3, 0, 0}, .slots = slots);
     w.rotary = rotary;
-    REFUSED(folio_kv_cache_write(f.cache[PLAIN], 1, &w, NULL), ARG, "rotary|without positions");
+    REFUSED(folio_kv_cache_write(f->cache[PLAIN], 1, &w, NULL), ARG, "rotary|without positions");
     w.rotary = NULL, w.positions = positions;
-    REFUSED(folio_kv_cache_write(f.cache[PLAIN], 1, &w, NULL), ARG, "positions|without rotary");
+    REFUSED(folio_kv_cache_write(f->cache[PLAIN], 1, &w, NULL), ARG, "positions|without rotary");
     w.rotary = wide;
-    REFUSED(folio_kv_cache_write(f.cache[PLAIN], 1, &w, NULL), ARG, "[0, 18)|16");
+    REFUSED(folio_kv_cache_write(f->cache[PLAIN], 1, &w, NULL), ARG, "[0, 18)|16");
     w.rotary = rotary, positions[2] = 32;
-    REFUSED(folio_kv_cache_write(f.cache[PLAIN], 1, &w, NULL), ARG, "positions[2]|32|[0, 32)");
-    check_untouched(&f, __LINE__);
+    REFUSED(folio_kv_cache_write(f->cache[PLAIN], 1, &w, NULL), ARG, "positions[2]|32|[0, 32)");
+    check_untouched(f, __LINE__);
     positions[2] = 31;
-    CHECK_OK(folio_kv_cache_write(f.cache[PLAIN], 1, &w, NULL));
+    CHECK_OK(folio_kv_cache_write(f->cache[PLAIN], 1, &w, NULL));
     folio_rotary_destroy(rotary);
     folio_rotary_destroy(wide);
-    teardown(&f);
 }
 
 /* In latent attention what rotates is no part of V. */
