@@ -64,7 +64,8 @@ void rig_each_engine(void (*body)(rig_engine e));
                       (int)(s), (int)(i), (int)(h), seen_a, seen_e);                               \
     } while (0)
 
-/* Fresh numbers; 2 heads, head sizes 8 and 64, F32, a cache of blocks of 4, no sequences. */
+/* Fresh numbers; 2 heads, head sizes 8 and 64, F32, a cache of blocks of 4, no sequences. What was open is closed: the
+ * rig of the last rig_init, when another one begins, and after the body of an ENGINE_TEST. */
 void rig_init(rig *r, folio_context *ctx);
 /* V as random numbers instead of the identity. */
 void rig_random_v(rig *r);
@@ -74,7 +75,7 @@ int64_t rig_slot(const rig *r, int64_t s, int64_t j, bool cross);
 /* Store key j of sequence s as it stands in key and val now. */
 folio_status rig_store(rig *r, int64_t s, int64_t j, bool cross);
 void rig_close(rig *r);
-/* Attention, poisoned cache with the contexts stored, batch and plan. */
+/* Attention, poisoned cache with the contexts stored, batch and plan, in place of those before. */
 folio_status rig_open(rig *r, uint32_t types);
 /* Batch and plan only, anew, over the cache as it is. */
 folio_status rig_replan(rig *r, uint32_t types);
@@ -84,7 +85,7 @@ int64_t rig_new_rows(const rig *r, folio_attention_type type, int64_t s);
 void rig_fill(const rig *r, folio_attention_type type, void *q, void *k, void *v);
 /* One forward of the open rig. Buffers are exactly as long as they must be, for the sanitizers. */
 folio_status rig_forward(rig *r, folio_attention_type type);
-/* Open, one forward; the rig stays open until rig_close. */
+/* Open, one forward. */
 folio_status rig_run(rig *r, folio_attention_type type);
 /* The keys a row saw, one bit each; V must be the identity. */
 uint64_t rig_seen(const rig *r, int64_t s, int64_t i, int64_t h);

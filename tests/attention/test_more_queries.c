@@ -43,7 +43,6 @@ ENGINE_TEST(more_queries, rows_see_what_their_positions_say)
         CHECK_SEEN(&r, 1, 1, 0, rig_range(windowed ? 2 : 0, 9));
         CHECK_SEEN(&r, 2, 0, 0, rig_range(0, 1));
         CHECK_SEEN(&r, 2, 8, 0, rig_range(windowed ? 2 : 0, 8));
-        rig_close(&r);
     }
 }
 
@@ -59,7 +58,6 @@ ENGINE_TEST(more_queries, rows_without_keys_keep_the_sink)
         CHECK(r.lse[0][i][0] == 0.75f && r.lse[0][i][1] == -INFINITY);
     }
     CHECK_SEEN(&r, 0, 5, 1, rig_range(0, 2));
-    rig_close(&r);
 }
 
 /* Not causal: all keys for all rows, wherever they stand. */
@@ -69,7 +67,6 @@ ENGINE_TEST(more_queries, rows_that_are_not_causal_see_all)
     add_reader(&r, 30, 3, -9, 0)->causality = FOLIO_CAUSAL_NO;
     CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
     for (int i = 0; i < 30; i++) CHECK_SEEN(&r, 0, i, i % 2, rig_range(0, 3));
-    rig_close(&r);
 }
 
 /* The other types do not look at seq_len: encoder_only sees the step's own tokens, cross attention the encoder's. */
@@ -85,7 +82,6 @@ ENGINE_TEST(more_queries, other_types_are_as_ever)
     for (int i = 0; i < 6; i++) CHECK_SEEN(&r, 0, i, 0, rig_range(0, 6));
     CHECK_OK(rig_forward(&r, FOLIO_ATTENTION_ENCODER_DECODER));
     for (int i = 0; i < 6; i++) CHECK_SEEN(&r, 0, i, 0, rig_range(0, 5));
-    rig_close(&r);
 }
 
 /* NaN past the last key stays there; NaN in key 2 reaches the rows from its position on. */
@@ -103,7 +99,6 @@ ENGINE_TEST(more_queries, nan_reaches_exactly_the_rows_that_see_it)
                   (i >= 4)); /* heads 0 and 1 have kv heads of their own */
             CHECK(isnan(r.out[0][i][1][d]) == (i == 11));
         }
-    rig_close(&r);
 }
 
 /* ---- through the kit ---- */

@@ -25,7 +25,6 @@ ENGINE_TEST(numerics_masks, positions_follow_the_context)
     CHECK_SEEN(&r, 1, 0, 1, rig_range(0, 17));
     CHECK_NEAR(rig_score(&r, 1, 0, 1, 16), 0, 4e-6);
     CHECK_NEAR(rig_score(&r, 1, 0, 1, 10), -12, 1e-5);
-    rig_close(&r);
 }
 
 ENGINE_TEST(numerics_masks, given_positions_move_mask_and_alibi)
@@ -51,7 +50,6 @@ ENGINE_TEST(numerics_masks, given_positions_move_mask_and_alibi)
         }
         /* The neighbour keeps its own positions. */
         CHECK_SEEN(&r, 1, 1, 0, rig_range(windowed ? 2 : 0, 9));
-        rig_close(&r);
     }
 }
 
@@ -72,7 +70,6 @@ ENGINE_TEST(numerics_masks, given_positions_hide_all_or_nothing)
         CHECK(r.lse[0][i][0] == -INFINITY);
         CHECK_SEEN(&r, 1, i, 0, rig_range(0, 10));
     }
-    rig_close(&r);
 }
 
 ENGINE_TEST(numerics_masks, causal_rows_see_up_to_themselves)
@@ -83,7 +80,6 @@ ENGINE_TEST(numerics_masks, causal_rows_see_up_to_themselves)
         CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         for (int i = 0; i < 9; i++)
             for (int h = 0; h < 2; h++) CHECK_SEEN(&r, 0, i, h, rig_range(0, context + i + 1));
-        rig_close(&r);
     }
 }
 
@@ -103,7 +99,6 @@ static void check_window(const rig_engine *e, int64_t left, int64_t right,
         if (causality != FOLIO_CAUSAL_NO) end = pos + 1;
         CHECK_SEEN(&r, 0, i, 1, rig_range(first, end < 21 ? end : 21));
     }
-    rig_close(&r);
 }
 
 ENGINE_TEST(numerics_masks, window_sides)
@@ -130,7 +125,6 @@ ENGINE_TEST(numerics_masks, windows_wider_than_any_sequence)
         r.desc.window_left = 4;
         CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         for (int i = 0; i < 3; i++) CHECK_SEEN(&r, 0, i, 0, rig_range(3 + i, 8 + i));
-        rig_close(&r);
     }
 }
 
@@ -154,7 +148,6 @@ ENGINE_TEST(numerics_masks, sliding_window_includes_itself)
         CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         for (int64_t i = 0; i < 19; i++) CHECK_SEEN(&r, 0, i, 0, rig_range(i + 1 - w, i + 1));
         CHECK_SEEN(&r, 1, 0, 0, rig_range(23 - w, 23));
-        rig_close(&r);
     }
 }
 
@@ -170,7 +163,6 @@ ENGINE_TEST(numerics_masks, causality_is_per_sequence)
         CHECK_SEEN(&r, 1, i, 0, rig_range(0, 7));
         CHECK_SEEN(&r, 2, i, 0, rig_range(0, 4 + i));
     }
-    rig_close(&r);
 }
 
 ENGINE_TEST(numerics_masks, released_blocks_are_not_needed)
@@ -184,9 +176,7 @@ ENGINE_TEST(numerics_masks, released_blocks_are_not_needed)
     CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
     CHECK_SEEN(&r, 0, 0, 0, rig_range(16, 20));
     CHECK_SEEN(&r, 0, 1, 0, rig_range(17, 21));
-    rig_close(&r);
     /* One token more of window and block 3 is needed. */
     r.desc.window_left = 4;
     CHECK_REFUSED(rig_run(&r, FOLIO_ATTENTION_DECODER), FOLIO_ERR_ARGUMENT, "block");
-    rig_close(&r);
 }

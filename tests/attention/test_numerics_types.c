@@ -47,7 +47,6 @@ ENGINE_TEST(numerics_types, keys_follow_the_block_table)
         CHECK_NEAR(rig_score(&r, 0, 1, 1, j),
                    0.5 * rig_dot(r.q[0][1][1], r.key[0][j][1], 8) - 0.25 * (13 - now), 8e-6);
     }
-    rig_close(&r);
 }
 
 ENGINE_TEST(numerics_types, given_positions_are_the_decoders_alone)
@@ -64,7 +63,6 @@ ENGINE_TEST(numerics_types, given_positions_are_the_decoders_alone)
         r.desc.window_right = 1;
         r.t.slopes = types[n] != FOLIO_ATTENTION_ENCODER_DECODER ? slopes : NULL;
         CHECK_OK(rig_run(&r, types[n]));
-        rig_close(&r);
         memcpy(&other, &r, sizeof r);
         r.seqs[0].positions_given = 1;
         r.seqs[0].first_query_pos = 3;
@@ -72,7 +70,6 @@ ENGINE_TEST(numerics_types, given_positions_are_the_decoders_alone)
         CHECK_OK(rig_run(&r, types[n]));
         CHECK(memcmp(r.out[0], other.out[0], sizeof r.out[0]) == 0);
         CHECK(memcmp(r.lse[0], other.lse[0], sizeof r.lse[0]) == 0);
-        rig_close(&r);
     }
 }
 
@@ -94,7 +91,6 @@ ENGINE_TEST(numerics_types, encoders_see_both_ways)
                                0.5 * rig_dot(r.q[s][i][1], r.key[s][j][1], 8), 8e-6);
             }
         }
-        rig_close(&r);
     }
 }
 
@@ -112,7 +108,6 @@ ENGINE_TEST(numerics_types, encoders_leave_the_cache_alone)
         uint64_t poison = kit_hash_cache(r.l.cache);
         CHECK_OK(rig_forward(&r, types[n]));
         CHECK(kit_hash_cache(r.l.cache) == poison);
-        rig_close(&r);
         memcpy(&other, &r, sizeof r);
         r.kv.num_blocks = 0;
         r.types = 0;
@@ -120,7 +115,6 @@ ENGINE_TEST(numerics_types, encoders_leave_the_cache_alone)
         CHECK(memcmp(r.out, other.out, sizeof r.out) == 0);
         CHECK(memcmp(r.lse, other.lse, sizeof r.lse) == 0);
         CHECK(isfinite(r.out[1][0][0][0]) && r.lse[1][0][0] != 0);
-        rig_close(&r);
     }
 }
 
@@ -146,7 +140,6 @@ ENGINE_TEST(numerics_types, encoder_alibi_and_window_are_two_sided)
             for (int64_t j = first; j < end; j++)
                 CHECK_NEAR(rig_score(&r, 0, i, 0, j), -0.5 * (double)llabs(i - j), 4e-6);
         }
-        rig_close(&r);
     }
 }
 
@@ -164,7 +157,6 @@ ENGINE_TEST(numerics_types, cross_rows_see_all_encoder_keys)
         for (int j = 0; j < 11; j++)
             CHECK_NEAR(rig_score(&r, 0, 0, 0, j), 0.5 * rig_dot(r.q[0][0][0], r.key[0][j][0], 8),
                        8e-6);
-        rig_close(&r);
     }
 }
 
@@ -175,15 +167,12 @@ ENGINE_TEST(numerics_types, cross_refuses_alibi_and_window)
     add_encoder(2, 2, 5, 5);
     r.t.slopes = slopes;
     CHECK_REFUSED(rig_run(&r, FOLIO_ATTENTION_ENCODER_DECODER), FOLIO_ERR_UNSUPPORTED, "ALiBi");
-    rig_close(&r);
     r.t.slopes = NULL;
     r.desc.windowed = 1;
     r.desc.window_left = r.desc.window_right = 3;
     CHECK_REFUSED(rig_run(&r, FOLIO_ATTENTION_ENCODER_DECODER), FOLIO_ERR_UNSUPPORTED, "window");
-    rig_close(&r);
     r.desc.windowed = 0;
     CHECK_OK(rig_run(&r, FOLIO_ATTENTION_ENCODER_DECODER));
-    rig_close(&r);
 }
 
 ENGINE_TEST(numerics_types, rows_of_each_type)
@@ -207,7 +196,6 @@ ENGINE_TEST(numerics_types, rows_of_each_type)
             CHECK_INT(rig_forward(&r, type), FOLIO_ERR_ARGUMENT);
             r.kv_rows_off = 0;
         }
-        rig_close(&r);
     }
 }
 
@@ -236,7 +224,6 @@ ENGINE_TEST(numerics_types, cross_mixes_new_and_cached_encoders)
     CHECK_OK(rig_forward(&r, FOLIO_ATTENTION_ENCODER_DECODER));
     CHECK(memcmp(r.out, other.out, sizeof r.out) == 0);
     CHECK(memcmp(r.lse, other.lse, sizeof r.lse) == 0);
-    rig_close(&r);
 }
 
 /* Cross attention through a cache of its own, with fewer blocks or more than the decoder's. */
@@ -277,7 +264,6 @@ ENGINE_TEST(numerics_types, cross_cache_of_its_own)
         CHECK(memcmp(r.out, other.out, sizeof r.out) == 0);
     }
     folio_kv_cache_destroy(tiny);
-    rig_close(&r);
 }
 
 ENGINE_TEST(numerics_types, encoder_new_len_is_all_or_nothing)
@@ -287,7 +273,6 @@ ENGINE_TEST(numerics_types, encoder_new_len_is_all_or_nothing)
         add_encoder(2, 2, 5, new_len);
         folio_status status = rig_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         CHECK_INT(status, new_len == 5 ? FOLIO_OK : FOLIO_ERR_ARGUMENT);
-        rig_close(&r);
     }
 }
 
@@ -310,7 +295,6 @@ ENGINE_TEST(numerics_types, cross_without_keys)
                 }
             }
         }
-        rig_close(&r);
     }
 }
 
@@ -336,7 +320,6 @@ ENGINE_TEST(numerics_types, one_batch_serves_all_types)
                   folio_attention_type_name((folio_attention_type)type));
         rig_close(&other);
     }
-    rig_close(&r);
 }
 
 ENGINE_TEST(numerics_types, sequences_in_any_order)
@@ -362,7 +345,6 @@ ENGINE_TEST(numerics_types, sequences_in_any_order)
             CHECK(memcmp(out[id], r.out[s], sizeof out[id]) == 0);
             CHECK(memcmp(lse[id], r.lse[s], sizeof lse[id]) == 0);
         }
-        rig_close(&r);
     }
 }
 
@@ -381,7 +363,6 @@ ENGINE_TEST(numerics_types, phase_never_changes_results)
         CHECK_INT(summary.num_decodes, n == 0 ? 1 : n == 1 ? 0 : 3);
         if (n > 0) CHECK(memcmp(r.out, other.out, sizeof r.out) == 0);
         if (n > 0) CHECK(memcmp(r.lse, other.lse, sizeof r.lse) == 0);
-        rig_close(&r);
         if (n == 0) memcpy(&other, &r, sizeof r);
     }
 }
@@ -411,7 +392,6 @@ ENGINE_TEST(numerics_types, padding_has_no_phase)
         CHECK_INT(view.num_seqs, num_seqs[n]);
         CHECK_INT(view.num_query_tokens, num_tokens[n]);
     }
-    rig_close(&r);
     /* A batch of padding only is neither prompts nor decodes. */
     rig_init(&r, e.ctx);
     rig_add(&r, 2, 0);
@@ -419,5 +399,4 @@ ENGINE_TEST(numerics_types, padding_has_no_phase)
     CHECK_OK(folio_batch_get_info(r.l.batch, &summary));
     CHECK_INT(summary.num_prefills + summary.num_decodes, 0);
     CHECK_INT(summary.kind, FOLIO_BATCH_EMPTY);
-    rig_close(&r);
 }

@@ -1,7 +1,7 @@
 /*
  * test_rotary.c: rotary embedding. Rows of k against the formula in float64, for every scaling, pairing and choice of
- * dims; a forward against one whose q and k were rotated before; the same bits whole, in pieces, appended and stored by a
- * call; NaN; positions; bad input.
+ * dims; the same bits whole, in pieces, appended and stored by a call; NaN; positions; bad input. A forward against one
+ * whose q and k were rotated before: `folio check --filter rotary`.
  */
 #include "api/errors_rig.h"
 
@@ -170,71 +170,6 @@ BACKEND_TEST(rotary, frequencies_and_tables_are_as_good_as_theta)
 }
 
 /* ------------------------------------------------------------------------------------- forwards */
-
-static const kit_seq some_seqs[] = {
-    {.query_len = 33, .seq_len = 33, .encoder_len = 21, .encoder_new_len = 21},
-    {.query_len = 1, .seq_len = 45},
-    {.query_len = 2, .seq_len = 0},
-    {.query_len = 18, .seq_len = 70}};
-static const kit_seq prompts[] = {
-    {.query_len = 33, .seq_len = 33, .encoder_len = 21, .encoder_new_len = 21},
-    {.query_len = 2, .seq_len = 0},
-    {.query_len = 19, .seq_len = 19}};
-
-/* The spec on these sequences, against the formula, and against itself with q and k rotated before. */
-static void check_case(folio_context *ctx, const kit_spec *spec, folio_attention_type type)
-{
-    bool alone = spec->no_cache || type != FOLIO_ATTENTION_DECODER;
-    const kit_seq *seqs = alone ? prompts : some_seqs;
-    int64_t n = alone ? COUNT_OF(prompts) : COUNT_OF(some_seqs);
-    kit_verdict verdict;
-    kit_result a = {0}, b = {0};
-    kit_spec before = *spec;
-    before.rotary_before = true;
-    char what[400];
-    kit_describe(spec, type, seqs, n, what, sizeof what);
-    CHECK_MSG(kit_check(ctx, NULL, spec, type, seqs, n, &verdict), "%s: %s", what, verdict.message);
-    kit_case *h = kit_open(ctx, spec, seqs, n), *pass = kit_open(ctx, &before, seqs, n);
-    if (h != NULL && pass != NULL && kit_forward(h, NULL, type, seqs, n, &a) &&
-        kit_forward(pass, NULL, type, seqs, n, &b)) {
-        CHECK_MSG(kit_rows_equal(&a, 0, &b, 0, a.rows), "%s: a separate pass has other bits", what);
-        CHECK_MSG(kit_hash_cache(kit_cache(h)) == kit_hash_cache(kit_cache(pass)),
-                  "%s: a separate pass leaves another cache", what);
-    } else test_fail(__FILE__, __LINE__, "%s: %s", what, kit_error());
-    kit_result_free(&a);
-    kit_result_free(&b);
-    kit_close(h);
-    kit_close(pass);
-}
-
-BACKEND_TEST(rotary, a_forward_is_as_if_a_pass_had_rotated_q_and_k)
-{
-    static const folio_dtype dtypes[] = {FOLIO_F32, FOLIO_F16, FOLIO_BF16};
-    for (int i = 0; i < 24; i++) {
-        kit_spec s = {.seed = 40 + (uint64_t)i,
-                      .num_heads = 6,
-                      .num_kv_heads = 2,
-                      .k_head_size = i % 4 == 3 ? 96 : 40,
-                      .v_head_size = i % 4 == 3 ? 64 : 0,
-                      .dtype = dtypes[i % 3],
-                      .kv_dtype = i < 12 ? dtypes[i % 3] : support_kv_dtypes[i % 6],
-                      .layout = i % 2 ? FOLIO_LAYOUT_NATIVE : FOLIO_LAYOUT_NHD,
-                      .rotary = i % 5 == 4 ? 6 : 32,
-                      .rotary_first = i % 7 ? 0 : 3,
-                      .rotary_pairing = (folio_rotary_pairing)(i / 3 % 2),
-                      .positions = i % 4 == 1,
-                      .append = i % 6 == 2,
-                      .no_cache = i % 6 == 4,
-                      .strided = i % 3 == 1};
-        if (i % 8 == 7) { /* latent attention: V is what does not rotate */
-            s.v_in_k = true, s.layout = FOLIO_LAYOUT_NATIVE;
-            s.num_kv_heads = 1, s.rotary = 32, s.rotary_first = 64;
-        }
-        check_case(ctx, &s, FOLIO_ATTENTION_DECODER);
-        if (i % 6 == 5) check_case(ctx, &s, FOLIO_ATTENTION_ENCODER);
-        if (i % 6 == 0) check_case(ctx, &s, FOLIO_ATTENTION_ENCODER_ONLY);
-    }
-}
 
 /* Whole, in pieces, token by token; stored by the forward, or appended and stored by a call. */
 BACKEND_TEST(rotary, rows_have_the_same_bits_in_any_pieces)
