@@ -5,17 +5,6 @@
 talks=$here/../data/traces/talks.jsonl
 
 # ---- Command line ------------------------------------------------------------------------------
-expect 0 out '^usage: folio replay' replay --help
-check "help of replay documents the exit status" grep -q '^exit status' out
-check "help of replay has examples" grep -q '^examples' out
-check "help of replay fits 100 columns" test -z "$(awk 'length > 100' out)"
-for option in limit speed hash-block layers heads head-size dtype kv-dtype window blocks kv-memory block-size \
-    max-seqs budget policy admit preempt host-blocks no-attention backend threads seed verify rows output; do
-    check "help of replay has --$option" grep -q -e "--$option " out
-done
-expect 0 out '^usage: folio replay' help replay
-expect 2 err "^folio replay: unknown option '--nonsense'; try" replay --nonsense
-check "a wrong option prints nothing on stdout" test ! -s out
 expect 2 err "^folio replay: unknown option '--report'; save the run with -o json and make its page with 'python -m folio report" \
     replay --report x
 expect 2 err "^folio replay: unexpected argument 'second'" replay first second

@@ -8,27 +8,10 @@ expect 0 out '^usage: folio COMMAND' --help
 expect 0 out '^usage: folio COMMAND' -h
 expect 2 out '^usage: folio COMMAND'
 expect 0 out '^folio [0-9]*\.[0-9]*\.[0-9]*$' --version
+# What holds for the help and the options of every command: habits.sh.
 for command in demo info check; do
-    expect 0 out "^usage: folio $command" "$command" --help
-    check "help of $command documents the exit status" grep -q '^exit status' out
-    check "help of $command has examples" grep -q '^examples' out
-    check "help of $command fits 100 columns" test -z "$(awk 'length > 100' out)"
-    expect 0 out "^usage: folio $command" help "$command"
-    expect 2 err "^folio $command: unknown option '--nonsense'; try" "$command" --nonsense
-    check "a wrong option prints nothing on stdout" test ! -s out
     expect 2 err "^folio $command: unexpected argument 'x'" "$command" x
 done
-# shellcheck disable=SC2086 # no word, or one
-for topic in "" " overhead" " pool"; do
-    expect 0 out "^usage: folio bench$topic" bench $topic --help
-    check "help of bench$topic documents the exit status" grep -q '^exit status' out
-    check "help of bench$topic has examples" grep -q '^examples' out
-    check "help of bench$topic fits 100 columns" test -z "$(awk 'length > 100' out)"
-    expect 2 err "^folio bench$topic: unknown option '--nonsense'; try 'folio bench$topic --help'" \
-        bench $topic --nonsense
-    check "a wrong option prints nothing on stdout" test ! -s out
-done
-expect 0 out '^usage: folio bench' help bench
 expect 2 err "^folio bench: unexpected argument 'pool'" bench --reps 3 pool
 expect 2 err "^folio bench: unknown topic 'x'" bench x
 expect 2 err "^folio bench pool: unexpected argument 'x'" bench pool x
