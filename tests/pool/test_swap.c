@@ -110,19 +110,16 @@ TEST(swap, unused_slots_do_not_reach_the_file)
 }
 
 /* Of a windowed group only what the next token sees is moved. */
-TEST(swap, only_the_window_is_moved)
+GEN_TEST(swap, only_the_window_is_moved, windowed, 48, 40, 0)
 {
-    static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &windowed, 48, 40, 0));
-    folio_sequence *s = gen_filled(&w, &w.r[0], 36);
+    folio_sequence *s = gen_filled(w, &w->r[0], 36);
     CHECK_OK(folio_sequence_swap_out(s, FOLIO_TIER_HOST, NULL, NULL));
     /* All 9 blocks of group 0; of group 1, keys 28 .. 35: two blocks. */
-    CHECK_INT(gen_stats(&w.p).blocks_out, 11);
-    CHECK_INT(gen_stats(&w.p).host_used, 11);
+    CHECK_INT(gen_stats(&w->p).blocks_out, 11);
+    CHECK_INT(gen_stats(&w->p).host_used, 11);
     CHECK_OK(folio_sequence_swap_in(s, NULL, NULL));
-    CHECK(gen_contents_right(&w.p, s, &w.r[0]));
+    CHECK(gen_contents_right(&w->p, s, &w->r[0]));
     folio_sequence_destroy(s);
-    gen_world_close(&w);
 }
 
 /* Two that share all blocks: one leaves, the other goes on; then both are on the device again. */
@@ -164,19 +161,16 @@ TEST(swap, forked_sequences_go_one_by_one)
     }
 }
 
-TEST(swap, empty_sequences_go_too)
+GEN_TEST(swap, empty_sequences_go_too, gen_small, 8, 8, 8)
 {
-    static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &gen_small, 8, 8, 8));
     for (int tier = FOLIO_TIER_HOST; tier <= FOLIO_TIER_DISK; tier++) {
-        folio_sequence *s = gen_sequence(&w, &w.r[0]);
+        folio_sequence *s = gen_sequence(w, &w->r[0]);
         CHECK_OK(folio_sequence_swap_out(s, (folio_tier)tier, NULL, NULL));
         gen_check_at(s, FOLIO_SEQUENCE_SWAPPED, (folio_tier)tier, 0);
         CHECK_OK(folio_sequence_swap_in(s, NULL, NULL));
-        CHECK_OK(gen_feed(&w.p, s, &w.r[0], 26));
+        CHECK_OK(gen_feed(&w->p, s, &w->r[0], 26));
         folio_sequence_destroy(s);
     }
-    gen_world_close(&w);
 }
 
 /* ---------------------------------------------------------------------------------- full tiers */
@@ -241,28 +235,25 @@ TEST(swap, cached_blocks_are_found_below)
 }
 
 /* The oldest go first, a sequence's last before its first: what stays is a prefix. */
-TEST(swap, the_least_recently_used_go_first)
+GEN_TEST(swap, the_least_recently_used_go_first, gen_small, 32, 32, 0)
 {
-    static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &gen_small, 32, 32, 0));
-    folio_sequence_destroy(gen_filled(&w, &w.r[2], 24));
-    folio_sequence_destroy(gen_filled(&w, &w.r[0], 24));
-    CHECK_INT(gen_lower(&w, FOLIO_TIER_HOST, 6), 6);
-    CHECK_INT(gen_lower(&w, FOLIO_TIER_HOST, 2), 2);
-    folio_sequence *s = gen_sequence(&w, &w.r[0]);
+    folio_sequence_destroy(gen_filled(w, &w->r[2], 24));
+    folio_sequence_destroy(gen_filled(w, &w->r[0], 24));
+    CHECK_INT(gen_lower(w, FOLIO_TIER_HOST, 6), 6);
+    CHECK_INT(gen_lower(w, FOLIO_TIER_HOST, 2), 2);
+    folio_sequence *s = gen_sequence(w, &w->r[0]);
     int64_t matched = -1;
     folio_transfer *t = NULL;
-    folio_tokens tokens = gen_tokens(&w.r[0], 24);
+    folio_tokens tokens = gen_tokens(&w->r[0], 24);
     CHECK_OK(folio_sequence_match(s, &tokens, &matched, &t));
     CHECK_INT(matched, 0);
     CHECK(t != NULL);
     wait_and_forget(t);
-    CHECK_INT(gen_stats(&w.p).blocks_in, 2); /* four had stayed: its first ones */
+    CHECK_INT(gen_stats(&w->p).blocks_in, 2); /* four had stayed: its first ones */
     gen_check_at(s, FOLIO_SEQUENCE_RESIDENT, FOLIO_TIER_DEVICE, 24);
     CHECK_INT(gen_info(s).matched_len, 24);
-    CHECK(gen_contents_right(&w.p, s, &w.r[0]));
+    CHECK(gen_contents_right(&w->p, s, &w->r[0]));
     folio_sequence_destroy(s);
-    gen_world_close(&w);
 }
 
 TEST(swap, a_match_takes_what_there_is_room_for)
@@ -358,13 +349,11 @@ static void until_ended(const folio_sequence *s)
 }
 
 /* Every order of done, wait and destroy, of the sequence's end and the handle's. */
-TEST(swap, handles_in_any_order)
+GEN_TEST(swap, handles_in_any_order, windowed, 64, 60, 80)
 {
-    static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &windowed, 64, 60, 80));
     for (int order = 0; order < 12; order++) {
         folio_tier tier = order % 2 ? FOLIO_TIER_DISK : FOLIO_TIER_HOST;
-        folio_sequence *s = gen_filled(&w, &w.r[0], 30);
+        folio_sequence *s = gen_filled(w, &w->r[0], 30);
         folio_transfer *t = NOWHERE;
         if (order >= 6) CHECK_OK(folio_sequence_swap_out(s, tier, NULL, NULL));
         folio_status status = order >= 6 ? folio_sequence_swap_in(s, NULL, &t)
@@ -391,16 +380,15 @@ TEST(swap, handles_in_any_order)
             (void)folio_transfer_wait(t);
             folio_transfer_destroy(t);
         }
-        CHECK_OK(folio_pool_check(w.p.pool));
+        CHECK_OK(folio_pool_check(w->p.pool));
         if (destroyed) continue;
         gen_check_at(s, order >= 6 ? FOLIO_SEQUENCE_RESIDENT : FOLIO_SEQUENCE_SWAPPED,
                      order >= 6 ? FOLIO_TIER_DEVICE : tier, 30);
         if (order < 6) CHECK_OK(folio_sequence_swap_in(s, NULL, NULL));
-        CHECK(gen_contents_right(&w.p, s, &w.r[0]));
+        CHECK(gen_contents_right(&w->p, s, &w->r[0]));
         folio_sequence_destroy(s);
     }
     folio_transfer_destroy(NULL);
-    gen_world_close(&w);
 }
 
 /* -------------------------------------------------------------------- refusals and bookkeeping */
@@ -468,13 +456,11 @@ TEST(swap, states_refuse_what_they_cannot_do)
     gen_world_close(&w);
 }
 
-TEST(swap, preemption_by_policy)
+GEN_TEST(swap, preemption_by_policy, gen_small, 40, 6, 6)
 {
-    static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &gen_small, 40, 6, 6));
-    int64_t frames = gen_stats(&w.p).store_frames;
+    int64_t frames = gen_stats(&w->p).store_frames;
     folio_sequence *s[4];
-    for (int i = 0; i < 4; i++) s[i] = gen_filled(&w, &w.r[i], 21); /* 6 blocks, 0 and 1 share 5 */
+    for (int i = 0; i < 4; i++) s[i] = gen_filled(w, &w->r[i], 21); /* 6 blocks, 0 and 1 share 5 */
     CHECK_OK(folio_sequence_reserve(s[0], 3, 0, NULL));             /* dropped */
     CHECK_OK(folio_sequence_preempt(s[0], FOLIO_PREEMPT_SWAP, NULL, NULL));
     gen_check_at(s[0], FOLIO_SEQUENCE_SWAPPED, FOLIO_TIER_HOST, 21);
@@ -491,28 +477,25 @@ TEST(swap, preemption_by_policy)
     CHECK_OK(folio_sequence_preempt(s[3], FOLIO_PREEMPT_RECOMPUTE, NULL, NULL));
     gen_check_at(s[3], FOLIO_SEQUENCE_RESIDENT, FOLIO_TIER_DEVICE, 0);
     CHECK_INT(gen_info(s[3]).num_blocks, 0);
-    CHECK_INT(gen_match(&w, s[3], &w.r[3], 20), 20); /* its own blocks, still cached */
+    CHECK_INT(gen_match(w, s[3], &w->r[3], 20), 20); /* its own blocks, still cached */
     CHECK_OK(folio_sequence_swap_in(s[0], NULL, NULL));
     CHECK_OK(folio_sequence_swap_in(s[2], NULL, NULL));
     for (int i = 0; i < 4; i++) {
-        CHECK(gen_contents_right(&w.p, s[i], &w.r[i]));
-        CHECK_OK(gen_feed(&w.p, s[i], &w.r[i], 39));
+        CHECK(gen_contents_right(&w->p, s[i], &w->r[i]));
+        CHECK_OK(gen_feed(&w->p, s[i], &w->r[i], 39));
         folio_sequence_destroy(s[i]);
-        CHECK_OK(folio_pool_check(w.p.pool));
+        CHECK_OK(folio_pool_check(w->p.pool));
     }
-    gen_world_close(&w);
 }
 
-TEST(swap, statistics)
+GEN_TEST(swap, statistics, gen_small, 20, 10, 20)
 {
-    static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &gen_small, 20, 10, 20));
-    folio_sequence *s = gen_sequence(&w, &w.r[0]);
-    CHECK_OK(gen_feed(&w.p, s, &w.r[0], 18)); /* 5 blocks, 4 of them cached ones */
-    folio_pool_stats t = gen_stats(&w.p);
+    folio_sequence *s = gen_sequence(w, &w->r[0]);
+    CHECK_OK(gen_feed(&w->p, s, &w->r[0], 18)); /* 5 blocks, 4 of them cached ones */
+    folio_pool_stats t = gen_stats(&w->p);
     CHECK(t.num_used == 5 && t.host_blocks == 10 && t.host_used == 0 && t.blocks_out == 0);
     CHECK_OK(folio_sequence_swap_out(s, FOLIO_TIER_HOST, NULL, NULL));
-    t = gen_stats(&w.p);
+    t = gen_stats(&w->p);
     CHECK_INT(t.host_used, 5);
     CHECK_INT(t.host_cached, 0);
     CHECK_INT(t.blocks_out, 5);
@@ -522,30 +505,29 @@ TEST(swap, statistics)
     CHECK_INT(t.blocks_in, 0);
     uint8_t states[10];
     int held = 0;
-    CHECK_OK(folio_pool_get_block_states(w.p.pool, FOLIO_TIER_HOST, 0, 10, states));
+    CHECK_OK(folio_pool_get_block_states(w->p.pool, FOLIO_TIER_HOST, 0, 10, states));
     for (int i = 0; i < 10; i++) held += states[i] == FOLIO_BLOCK_USED;
     CHECK_INT(held, 5);
-    CHECK_OK(folio_pool_forget(w.p.pool));
+    CHECK_OK(folio_pool_forget(w->p.pool));
     CHECK_OK(folio_sequence_swap_in(s, NULL, NULL));
-    t = gen_stats(&w.p);
+    t = gen_stats(&w->p);
     CHECK_INT(t.host_used, 0);
     CHECK_INT(t.blocks_in, 5);
     CHECK_INT(t.num_used, 5);
     int64_t writes = t.store_writes, used = t.store_used;
     CHECK_OK(folio_sequence_swap_out(s, FOLIO_TIER_DISK, NULL, NULL));
-    t = gen_stats(&w.p);
+    t = gen_stats(&w->p);
     CHECK_INT(t.store_writes - writes, 5);
     CHECK_INT(t.store_used - used, 5);
     CHECK_INT(t.blocks_out, 10);
     CHECK_OK(folio_sequence_swap_in(s, NULL, NULL));
-    t = gen_stats(&w.p);
+    t = gen_stats(&w->p);
     CHECK_INT(t.store_reads, 5);
     CHECK_INT(t.store_used, used);
     CHECK_INT(t.blocks_in, 10);
     CHECK_INT(t.store_warnings + t.store_errors, 0);
     CHECK_INT(t.store_frames, 20);
     folio_sequence_destroy(s);
-    gen_world_close(&w);
 }
 
 /* From the device to host memory, on to disk, and back; with too few frames it stays in host memory. */
