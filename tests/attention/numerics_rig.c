@@ -132,7 +132,7 @@ static folio_status rig_open_cache(rig *r, uint32_t types)
     kv->v_head_size = r->desc.v_head_size;
     kv->dtype = r->desc.kv_dtype ? r->desc.kv_dtype : r->desc.dtype;
     folio_status status = folio_kv_cache_create(r->ctx, kv, &r->l.cache);
-    if (status != FOLIO_OK || r->keep_context) return status;
+    if (status != FOLIO_OK) return status;
     kit_poison_cache(r->l.cache);
     for (int64_t s = 0; s < r->num_seqs && status == FOLIO_OK; s++) {
         const folio_batch_seq *seq = &r->seqs[s];
@@ -289,11 +289,6 @@ uint64_t rig_seen(const rig *r, int64_t s, int64_t i, int64_t h)
     for (int64_t d = 0; d < RIG_DIM; d++)
         if (r->out[s][i][h][d] != 0) seen |= (uint64_t)1 << d;
     return seen;
-}
-
-double rig_score(const rig *r, int64_t s, int64_t i, int64_t h, int64_t j)
-{
-    return log(r->out[s][i][h][j]) + (double)r->lse[s][i][h];
 }
 
 uint64_t rig_range(int64_t first, int64_t end)

@@ -1,8 +1,8 @@
 /*
  * numerics_rig.h: small attention calls with every number in the test's hands. q, key and val are
  * indexed by sequence and token whatever the batch looks like. V starts as the identity (key j holds 1
- * in number j), so that out is the softmax itself: rig_seen tells which keys a row saw, rig_score the
- * score each had. The cache starts as 0xFF bytes, NaN in every type.
+ * in number j), so that out is the softmax itself, and rig_seen tells which keys a row
+ * saw. The cache starts as 0xFF bytes, NaN in every type.
  */
 #ifndef FOLIO_NUMERICS_RIG_H
 #define FOLIO_NUMERICS_RIG_H
@@ -22,7 +22,6 @@ typedef struct rig {
     folio_tensors t;        /* options of the call; the rig fills q, k, v, out, lse      */
     uint32_t types;         /* the plan's; 0: the type of rig_run                       */
     bool no_kv;             /* k = v = NULL                                             */
-    bool keep_context;      /* the test stores the context itself                       */
     int64_t q_rows_off;     /* rows of q and out too many                               */
     int64_t kv_rows_off;    /* rows of k and v too many                                 */
     int64_t num_seqs;
@@ -89,8 +88,6 @@ folio_status rig_forward(rig *r, folio_attention_type type);
 folio_status rig_run(rig *r, folio_attention_type type);
 /* The keys a row saw, one bit each; V must be the identity. */
 uint64_t rig_seen(const rig *r, int64_t s, int64_t i, int64_t h);
-/* The score key j had in a row; V must be the identity. */
-double rig_score(const rig *r, int64_t s, int64_t i, int64_t h, int64_t j);
 /* Bits [first, end). */
 uint64_t rig_range(int64_t first, int64_t end);
 double rig_dot(const float *a, const float *b, int64_t n);
