@@ -123,35 +123,6 @@ TEST(merge, order_is_fixed)
     }
 }
 
-BACKEND_TEST(merge, empty_parts_add_nothing)
-{
-    part parts[2], empty, got, expected;
-    const float fillers[] = {0, NAN, INFINITY, -1e30f};
-    make_part(&parts[0], 0, 25, 3);
-    make_part(&parts[1], 25, KEYS, 3);
-    folio_state full[2] = {state_of(&parts[0]), state_of(&parts[1])};
-    CHECK_OK(merge(ctx, full, 2, &expected));
-    for (int f = 0; f < 8; f++) { /* others write +inf where we write -inf */
-        for (int i = 0; i < TOKENS * HEADS; i++)
-            (&empty.lse[0][0])[i] = f < 4 ? -INFINITY : INFINITY;
-        for (int i = 0; i < TOKENS * HEADS * SIZE; i++) (&empty.out[0][0][0])[i] = fillers[f % 4];
-        folio_state none = state_of(&empty);
-        /* First, between and last: not one bit changes. */
-        folio_state mixed[5] = {none, full[0], none, full[1], none};
-        CHECK_OK(merge(ctx, mixed, 5, &got));
-        CHECK(memcmp(&got, &expected, sizeof got) == 0);
-        /* Nothing but empty parts. */
-        folio_state nothing[2] = {none, none};
-        for (int n = 1; n <= 2; n++) {
-            CHECK_OK(merge(ctx, nothing, n, &got));
-            for (int i = 0; i < TOKENS * HEADS; i++) {
-                CHECK((&got.lse[0][0])[i] == -INFINITY);
-                for (int d = 0; d < SIZE; d++) CHECK((&got.out[0][0][0])[i * SIZE + d] == 0);
-            }
-        }
-    }
-}
-
 BACKEND_TEST(merge, nan_stays_in_its_row)
 {
     part parts[3], got, clean;

@@ -124,28 +124,6 @@ ENGINE_TEST(numerics_kv, given_slots_are_where_writes_go)
         for (int h = 0; h < 2; h++) check_row(0, i, h, 8 + i, 4e-6);
 }
 
-ENGINE_TEST(numerics_kv, append_reads_context_then_given_and_writes_nothing)
-{
-    for (int n = 0; n < SUPPORT_NUM_KV_DTYPES; n++) {
-        open_kv(e.ctx, support_kv_dtypes[n]);
-        rig_add(&r, 4, 10);
-        rig_add(&r, 2, 2);
-        rig_add(&r, 1, 9);
-        r.t.flags = FOLIO_KV_APPEND;
-        CHECK_OK(rig_open(&r, FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER)));
-        uint64_t bytes = kit_hash_cache(r.l.cache);
-        CHECK_OK(rig_forward(&r, FOLIO_ATTENTION_DECODER));
-        CHECK(kit_hash_cache(r.l.cache) == bytes);
-        const int lens[][2] = {{4, 10}, {2, 2}, {1, 9}};
-        for (int s = 0; s < 3; s++) {
-            int context = lens[s][1] - lens[s][0];
-            for (int j = 0; j < context; j++) read_back(s, j, false);
-            for (int i = 0; i < lens[s][0]; i++)
-                for (int h = 0; h < 2; h++) check_row(s, i, h, context + i + 1, 4e-6);
-        }
-    }
-}
-
 /* Fills key j of sequence s in the cache with x, K and V, whatever the rig holds there. */
 static void store_poison(int64_t s, int64_t j, bool cross, float x)
 {
