@@ -1,7 +1,7 @@
 /*
- * test_store.c: the disk tier as its users see it: what is put is found, over an open too; what is
- * replaced and in which order; what is refused, with the file left as it is; the format. Threads
- * and a model: test_store_walk.c; files and calls that fail: test_store_faults.c.
+ * test_store.c: the disk tier as its users see it: which blocks are the same, what is replaced and in which order,
+ * over an open too; what is refused, with the file left as it is; the format. That what is put is found, dropped and
+ * forgotten, in all groups and kinds: the model of test_store_walk.c; files and calls that fail: test_store_faults.c.
  */
 #include "pool/store_rig.h"
 
@@ -10,41 +10,6 @@
 #include <unistd.h>
 
 /* ---------------------------------------------------------------------------------- put and get */
-
-STORE_TEST(store, what_is_put_is_found, 8)
-{
-    CHECK_INT(GET(1), 0);
-    CHECK_OK(PUT(1));
-    CHECK_OK(PUT(3)); /* by hash id */
-    for (int again = 0; again < 2; again++) {
-        CHECK_INT(GET(1), 1);
-        CHECK_INT(GET(3), 1);
-        CHECK_INT(GET(2), 0);
-    }
-    CHECK(srig_has(rig->store, 1, 0, CACHED) && !srig_has(rig->store, 2, 0, CACHED));
-    folioi_store_stats stats = srig_stats(rig);
-    CHECK_INT(stats.num_frames, 8);
-    CHECK_INT(stats.used, 2);
-    CHECK_INT(stats.writes, 2);
-    CHECK_INT(stats.reads, 4);
-    CHECK_INT(stats.evictions + stats.warnings + stats.errors, 0);
-    CHECK(folioi_store_hash_key(rig->store) != 0);
-}
-
-/* One key in all groups and both kinds: six frames, each with a payload of its group's size. */
-STORE_TEST(store, groups_and_kinds_are_apart, 8)
-{
-    for (int32_t g = 0; g < SRIG_GROUPS; g++) {
-        CHECK_OK(srig_put(rig->store, 5, g, CACHED, 0));
-        CHECK_INT(srig_get(rig->store, 5, g, SEQUENCE, 7), 0);
-        CHECK_OK(srig_put(rig->store, 5, g, SEQUENCE, 7));
-    }
-    CHECK_INT(srig_stats(rig).used, 6);
-    for (int32_t g = 0; g < SRIG_GROUPS; g++) {
-        CHECK_INT(srig_get(rig->store, 5, g, CACHED, 0), 1);
-        CHECK_INT(srig_get(rig->store, 5, g, SEQUENCE, 7), 1);
-    }
-}
 
 STORE_TEST(store, payloads_may_be_shorter_than_their_group_has, 8)
 {
@@ -179,44 +144,6 @@ STORE_TEST(store, order_survives_an_open, 5)
     for (int i = 0; i < 5; i++) CHECK_MSG(is_block(&log.ids[i], 4 + (uint64_t)i, 0), "the %dth", i);
 }
 
-STORE_TEST(store, sequences_are_never_replaced, 6)
-{
-    replaced_log log = {.store = rig->store};
-    folioi_store_on_replaced(rig->store, log_replaced, &log);
-    CHECK_INT(folioi_store_available(rig->store), 6);
-    for (uint64_t n = 0; n < 3; n++) CHECK_OK(srig_put(rig->store, n, 1, SEQUENCE, n));
-    CHECK_INT(folioi_store_available(rig->store), 3);
-    for (uint64_t n = 0; n < 20; n++) CHECK_OK(PUT(n));
-    CHECK_INT(folioi_store_available(rig->store), 3);
-    for (uint64_t n = 3; n < 6; n++) CHECK_OK(srig_put(rig->store, n, 1, SEQUENCE, n));
-    CHECK_INT(folioi_store_available(rig->store), 0);
-    CHECK_INT(log.count, 20);
-    REFUSED(PUT(30), FOLIO_ERR_FULL, "all of its 6 frames");
-    REFUSED(srig_put(rig->store, 30, 1, SEQUENCE, 0), FOLIO_ERR_FULL, "full");
-    for (uint64_t n = 0; n < 6; n++) CHECK_INT(srig_get(rig->store, n, 1, SEQUENCE, n), 1);
-    srig_block b;
-    srig_block_make(&b, 4, 1, SEQUENCE, 0);
-    folioi_store_drop(rig->store, &b.id);
-    CHECK_INT(folioi_store_available(rig->store), 1);
-    CHECK_OK(PUT(31));
-    CHECK_INT(GET(31), 1);
-    CHECK_INT(srig_stats(rig).errors, 0); /* a full store is none */
-}
-
-STORE_TEST(store, a_sequence_put_again_is_replaced_when_the_new_one_is_whole, 2)
-{
-    CHECK_OK(srig_put(rig->store, 1, 0, SEQUENCE, 0));
-    for (uint64_t v = 1; v < 5; v++) {
-        CHECK_OK(srig_put(rig->store, 1, 0, SEQUENCE, v));
-        CHECK_INT(srig_get(rig->store, 1, 0, SEQUENCE, v), 1);
-        CHECK_INT(srig_stats(rig).used, 1);
-    }
-    CHECK_OK(srig_put(rig->store, 2, 0, SEQUENCE, 0));
-    REFUSED(srig_put(rig->store, 1, 0, SEQUENCE, 9), FOLIO_ERR_FULL,
-            "full"); /* needs a second frame */
-    CHECK_INT(srig_get(rig->store, 1, 0, SEQUENCE, 4), 1);
-}
-
 /* Two blocks of one key: the later one has the name, also after an open. */
 STORE_TEST(store, a_cached_name_with_another_block_is_replaced, 2)
 {
@@ -238,7 +165,7 @@ STORE_TEST(store, a_cached_name_with_another_block_is_replaced, 2)
     /* The old one is not taken to make room for the new one. */
     CHECK_OK(srig_put(rig->store, 2, 0, SEQUENCE, 0));
     REFUSED(folioi_store_put(rig->store, &first.id, first.payload, first.bytes), FOLIO_ERR_FULL,
-            "full");
+            "all of its 2 frames");
     CHECK_OK(folioi_store_get(rig->store, &second.id, got, second.bytes, &found));
     CHECK(found);
     /* And no trace of the first is left for a later open. */
@@ -248,26 +175,6 @@ STORE_TEST(store, a_cached_name_with_another_block_is_replaced, 2)
 }
 
 /* --------------------------------------------------------------------------- open, forget, drop */
-
-STORE_TEST(store, an_open_finds_what_is_cached_and_no_sequence, 40)
-{
-    uint64_t key = folioi_store_hash_key(rig->store);
-    for (uint64_t n = 0; n < 12; n++)
-        for (int32_t g = 0; g < SRIG_GROUPS; g++)
-            CHECK_OK(srig_put(rig->store, n, g, n % 3 == 0 ? SEQUENCE : CACHED, 0));
-    for (int open = 0; open < 3; open++) {
-        srig_reopen(rig);
-        CHECK(folioi_store_hash_key(rig->store) == key);
-        CHECK_INT(srig_stats(rig).used, 24);
-        CHECK_INT(srig_stats(rig).warnings, 0);
-        CHECK_INT(folioi_store_available(rig->store), 40);
-        for (uint64_t n = 0; n < 12; n++)
-            for (int32_t g = 0; g < SRIG_GROUPS; g++) {
-                CHECK_INT(srig_get(rig->store, n, g, CACHED, 0), n % 3 != 0);
-                CHECK_INT(srig_get(rig->store, n, g, SEQUENCE, 0), 0);
-            }
-    }
-}
 
 static void log_each(void *user, const folioi_frame_id *id)
 {
@@ -293,42 +200,6 @@ STORE_TEST(store, each_lists_what_is_cached, 8)
             CHECK_INT(times, n != 0 && n != 4 && n != 7);
         }
     }
-}
-
-STORE_TEST(store, dropped_frames_stay_away, 8)
-{
-    srig_block b;
-    for (uint64_t n = 0; n < 6; n++) CHECK_OK(PUT(n));
-    for (uint64_t n = 0; n < 6; n += 2) {
-        srig_block_make(&b, n, 0, SEQUENCE, 0); /* not there */
-        folioi_store_drop(rig->store, &b.id);
-        CHECK_INT(GET(n), 1);
-        srig_block_make(&b, n, 0, CACHED, 0);
-        folioi_store_drop(rig->store, &b.id);
-        folioi_store_drop(rig->store, &b.id);
-    }
-    for (int open = 0; open < 2; open++, srig_reopen(rig)) {
-        CHECK_INT(srig_stats(rig).used, 3);
-        CHECK_INT(folioi_store_available(rig->store), 8);
-        for (uint64_t n = 0; n < 6; n++) CHECK_INT(GET(n), n % 2);
-    }
-    CHECK_INT(srig_stats(rig).warnings + srig_stats(rig).errors, 0);
-}
-
-STORE_TEST(store, forgotten_frames_stay_away, 8)
-{
-    for (uint64_t n = 0; n < 6; n++) CHECK_OK(PUT(n));
-    CHECK_OK(srig_put(rig->store, 6, 0, SEQUENCE, 0));
-    CHECK_OK(folioi_store_forget(rig->store));
-    CHECK_INT(srig_stats(rig).used, 1);
-    CHECK_INT(folioi_store_available(rig->store), 7);
-    for (uint64_t n = 0; n < 6; n++) CHECK_INT(GET(n), 0);
-    CHECK_INT(srig_get(rig->store, 6, 0, SEQUENCE, 0), 1);
-    CHECK_OK(PUT(3));
-    CHECK_OK(PUT(7));
-    for (int open = 0; open < 2; open++, srig_reopen(rig))
-        for (uint64_t n = 0; n < 8; n++) CHECK_INT(GET(n), n == 3 || n == 7);
-    CHECK_INT(srig_stats(rig).warnings, 0);
 }
 
 /* What lies past a smaller store's end is not used, is back with a larger one, can be forgotten. */

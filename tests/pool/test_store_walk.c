@@ -272,7 +272,7 @@ static void model_block(srig_block *b, uint64_t n, int32_t group, folioi_frame_k
 static bool model_step(store_rig *rig, model *m, uint64_t r)
 {
     uint64_t n = r % 10;
-    int32_t group = (int32_t)(r >> 8 & 1);
+    int32_t group = (int32_t)((r >> 8 & 255) % SRIG_GROUPS);
     folioi_frame_kind kind = (r >> 16) % 3 == 0 ? SEQUENCE : CACHED;
     uint64_t version = kind == SEQUENCE ? m->clock + 1 : (r >> 24) % 8 == 0;
     model_frame *f = model_find(m, n, group, kind);
