@@ -5,8 +5,6 @@
  */
 #include "attention/numerics_rig.h"
 
-#include <stdlib.h>
-
 static rig r;
 
 /* A prompt that sees all its keys, without a cache: the plainest call there is. */
@@ -116,6 +114,73 @@ ENGINE_TEST(numerics, padding_rows)
         for (int i = 0; i < 3; i++) check_empty_row(1, i, r.t.sinks);
         CHECK_SEEN(&r, 2, 0, 1, rig_range(0, 8));
     }
+}
+
+ENGINE_TEST(numerics, given_positions_hide_all_or_nothing)
+{
+    rig_init(&r, e.ctx);
+    folio_batch_seq *seq = rig_add(&r, 2, 10);
+    seq->positions_given = 1;
+    seq->first_query_pos = 50;
+    seq->first_key_pos = 60;
+    seq = rig_add(&r, 2, 10);
+    seq->positions_given = 1;
+    seq->first_query_pos = 60;
+    seq->first_key_pos = 50;
+    CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
+    for (int i = 0; i < 2; i++) {
+        CHECK_SEEN(&r, 0, i, 0, 0u);
+        CHECK(r.lse[0][i][0] == -INFINITY);
+        CHECK_SEEN(&r, 1, i, 0, rig_range(0, 10));
+    }
+}
+
+static void check_wide_window(const rig_engine *e, int64_t left, int64_t right,
+                              folio_causality causality)
+{
+    rig_init(&r, e->ctx);
+    rig_add(&r, 8, 21)->causality = causality;
+    r.desc.windowed = 1;
+    r.desc.window_left = left;
+    r.desc.window_right = right;
+    CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
+    for (int64_t i = 0; i < 8; i++)
+        CHECK_SEEN(&r, 0, i, 1, rig_range(0, causality == FOLIO_CAUSAL_NO ? 21 : 14 + i));
+}
+
+ENGINE_TEST(numerics, windows_wider_than_any_sequence)
+{
+    const int64_t wide[] = {(int64_t)1 << 31, ((int64_t)1 << 32) + 1, (int64_t)1 << 39};
+    for (int n = 0; n < 3; n++) {
+        check_wide_window(&e, wide[n], wide[n], FOLIO_CAUSAL_NO);
+        check_wide_window(&e, wide[n], 0, FOLIO_CAUSAL_AUTO);
+        /* And positions as far: a row sees the keys within reach of it. */
+        rig_init(&r, e.ctx);
+        folio_batch_seq *seq = rig_add(&r, 3, 12);
+        seq->positions_given = 1;
+        seq->first_query_pos = wide[n] + 7;
+        seq->first_key_pos = wide[n];
+        r.desc.windowed = 1;
+        r.desc.window_left = 4;
+        CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
+        for (int i = 0; i < 3; i++) CHECK_SEEN(&r, 0, i, 0, rig_range(3 + i, 8 + i));
+    }
+}
+
+ENGINE_TEST(numerics, released_blocks_are_not_needed)
+{
+    rig_init(&r, e.ctx);
+    rig_add(&r, 2, 21);
+    r.desc.windowed = 1;
+    r.desc.window_left = 3;
+    /* Rows at 19 and 20 see from key 16 on: block 4 of size 4. */
+    for (int b = 0; b < 4; b++) r.table[0][b] = FOLIO_NO_BLOCK;
+    CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
+    CHECK_SEEN(&r, 0, 0, 0, rig_range(16, 20));
+    CHECK_SEEN(&r, 0, 1, 0, rig_range(17, 21));
+    /* One token more of window and block 3 is needed. */
+    r.desc.window_left = 4;
+    CHECK_REFUSED(rig_run(&r, FOLIO_ATTENTION_DECODER), FOLIO_ERR_ARGUMENT, "block");
 }
 
 ENGINE_TEST(numerics, score_of_minus_infinity_is_unseen)

@@ -5,8 +5,6 @@
 #include "attention/numerics_rig.h"
 #include "support.h"
 
-#include <stdlib.h>
-
 static rig r, other;
 
 /* Reads key j of sequence s back in f32, into the rig's own key and val. */

@@ -5,8 +5,6 @@
 #include "attention/numerics_rig.h"
 #include "support.h"
 
-#include <stdlib.h>
-
 static rig r, other;
 
 static const uint32_t all_types = FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER) |
