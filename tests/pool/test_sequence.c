@@ -176,8 +176,11 @@ TEST(sequence, forks_copy_what_they_write)
 POOL_TEST(sequence, copies_are_handed_out_once, .num_blocks = 40, .block_size = 4)
 {
     folio_sequence *a = pool_plain(pool, 6), *forks[5];
-    for (int i = 0; i < 5; i++) forks[i] = pool_fork(a);
-    for (int i = 0; i < 5; i++) CHECK_OK(folio_sequence_reserve(forks[i], 1, 0, NULL));
+    for (int i = 0; i < 4; i++) forks[i] = pool_fork(a);
+    for (int i = 0; i < 4; i++) CHECK_OK(folio_sequence_reserve(forks[i], 1, 0, NULL));
+    CHECK_OK(folio_sequence_truncate(forks[3], 6));
+    forks[4] = pool_fork(forks[3]); /* of one that waits for its copy: both read a's block */
+    CHECK_OK(folio_sequence_reserve(forks[4], 1, 0, NULL));
     CHECK_INT(pool_stats(pool).num_copies, 5);
     folio_block_pair pairs[8];
     int seen[5] = {0};
