@@ -79,7 +79,7 @@ if command -v compute-sanitizer > /dev/null; then
     done
     stage "memcheck of vLLM 0.6's layer" compute-sanitizer --tool memcheck --error-exitcode 9 "$build/folio_cuda_vllm06_tests" vllm06
     stage "memcheck of the device's own" compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 "$build/folio_cuda_tests" device block_moves
-    stage "memcheck of KV memory" env FOLIO_TESTS_BACKEND=cuda compute-sanitizer --tool memcheck --error-exitcode 9 "$build/tests/folio_tests" swap.forked_sequences_go_one_by_one
+    stage "memcheck of KV memory" env FOLIO_TESTS_BACKEND=cuda compute-sanitizer --tool memcheck --error-exitcode 9 "$build/tests/folio_tests" swap.unused_slots_do_not_reach_the_file
 else
     echo "compute-sanitizer is not here: nothing ran under it" | tee -a "$report"
 fi

@@ -1,15 +1,16 @@
 #!/bin/sh
 # Proves that docs/numerics.md and the tests agree: its statements are numbered without a gap, each names
-# at least one test on its "Tests:" lines, and folio_tests lists every test named there.
-# usage: numerics.sh <folio_tests>
+# at least one test on its "Tests:" lines, and folio_tests lists every test named there; `check.feature` is a feature
+# that `folio check` lists.
+# usage: numerics.sh <folio_tests> <folio>
 set -eu
 
-if [ $# -ne 1 ] || [ ! -x "$1" ]; then
-    echo "usage: numerics.sh <folio_tests>" >&2
+if [ $# -ne 2 ] || [ ! -x "$1" ] || [ ! -x "$2" ]; then
+    echo "usage: numerics.sh <folio_tests> <folio>" >&2
     exit 2
 fi
 doc=$(dirname "$0")/../../docs/numerics.md
-"$1" --list | awk -v doc="$doc" '
+{ "$1" --list && "$2" check --list | sed -n '2,$s/^\([a-z0-9_]*\) .*/check.\1/p'; } | awk -v doc="$doc" '
     function close_statement() {
         if (in_statement && named == 0) complain("statement " number " names no test")
         named = in_tests = in_statement = 0

@@ -1,7 +1,8 @@
 /*
  * errors_rig.h: bad input to plan and forward. One good step over all four attention types is the
  * ground; each case changes one thing, is refused with its status and sentence, and changes no byte
- * of out, lse, K, V or the cache; then the plan still runs the good step to the same bits.
+ * of out, lse, K, V or the cache. At the end of a STEP_TEST the plan still runs the good step to the
+ * same bits.
  */
 #ifndef FOLIO_ERRORS_RIG_H
 #define FOLIO_ERRORS_RIG_H
@@ -167,6 +168,16 @@ static inline void check_still_serves(fixture *f, int line)
     support_buffer_poison(&f->lse);
 }
 
+/* The good sequences, and no others. */
+static inline void fill_batch(folio_batch *batch)
+{
+    folio_batch_clear(batch);
+    for (int i = 0; i < 3; i++) {
+        folio_batch_seq s = good_seq(i);
+        CHECK_OK(folio_batch_add(batch, &s));
+    }
+}
+
 static inline bool setup(fixture *f, folio_context *ctx)
 {
     memset(f, 0, sizeof *f);
@@ -193,10 +204,7 @@ static inline bool setup(fixture *f, folio_context *ctx)
     CHECK_OK(folio_plan_create(ctx, &pd, &f->plan));
     f->batch = support_batch(ctx, BLOCK);
     if (f->plan == NULL || f->batch == NULL) return false;
-    for (int i = 0; i < 3; i++) {
-        folio_batch_seq s = good_seq(i);
-        CHECK_OK(folio_batch_add(f->batch, &s));
-    }
+    fill_batch(f->batch);
     size_t bytes = 0;
     CHECK_OK(folio_plan_get_workspace_size(f->plan, &bytes));
     f->workspace = support_buffer_make(bytes + 64);
@@ -239,14 +247,31 @@ static inline void teardown(fixture *f)
     free(f->before);
 }
 
+/* A test on the good step, on each backend. */
+typedef void (*step_body)(fixture *f, folio_context *ctx, const char *backend);
+static inline void run_step_test(folio_context *ctx, const char *backend, step_body body)
+{
+    fixture f;
+    if (setup_run(&f, ctx)) {
+        body(&f, ctx, backend);
+        check_still_serves(&f, __LINE__);
+    }
+    teardown(&f);
+}
+#define STEP_TEST(suite, name)                                                                     \
+    static void on_step_##suite##_##name(fixture *f, folio_context *ctx, const char *backend);     \
+    BACKEND_TEST(suite, name) { run_step_test(ctx, backend, on_step_##suite##_##name); }           \
+    static void on_step_##suite##_##name(fixture *f, __attribute__((unused)) folio_context *ctx,   \
+                                         __attribute__((unused)) const char *backend)
+
 #define BAD(a, type_, status, words, ...)                                                          \
     do {                                                                                           \
-        call c = good_call(&f, a, type_);                                                          \
+        call c = good_call(f, a, type_);                                                           \
         __VA_ARGS__;                                                                               \
         support_mark_error();                                                                      \
         folio_status got = run_call(&c);                                                           \
         support_refused(__FILE__, __LINE__, #__VA_ARGS__, got, status, words);                     \
-        check_untouched(&f, __LINE__);                                                             \
+        check_untouched(f, __LINE__);                                                              \
     } while (0)
 #define BAD_DECODER(words, ...) BAD(PLAIN, FOLIO_ATTENTION_DECODER, ARG, words, __VA_ARGS__)
 

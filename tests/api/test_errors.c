@@ -501,6 +501,11 @@ BACKEND_TEST(errors, wrap_strides)
     BAD_WRAP(NATIVE, FOLIO_F32, "2032", w.m.k_strides.block = 2032);
     BAD_WRAP(NATIVE, FOLIO_F32, "k_bytes", w.m.k_strides.block = 2064);
     BAD_WRAP(NATIVE, FOLIO_F32, "64", w.m.k_strides.block = 2049; w.m.k_bytes *= 2);
+    BAD_WRAP(NATIVE, FOLIO_F32, "64", w.m.k_strides.block = 2063; w.m.k_bytes *= 2);
+    BAD_WRAP(STRIDED, FOLIO_F32, "k|overlap", w.m.k_strides = (folio_kv_strides){32, 32, 32});
+    BAD_WRAP(STRIDED, FOLIO_F32, "v|overlap", w.m.v_strides = (folio_kv_strides){1023, 32, 512});
+    BAD_WRAP(NHD, FOLIO_INT8, "k_scales|overlap",
+             w.m.k_scales_strides = (folio_kv_strides){1, 1, 1});
     BAD_WRAP(NATIVE, FOLIO_F32, "", w.m.k_strides.block = huge - 63; w.m.k_bytes = SIZE_MAX);
     CHECK(support_is_poison(b.data, b.bytes));
     support_buffer_free(&b);

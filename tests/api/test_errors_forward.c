@@ -10,10 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-BACKEND_TEST(errors_forward, handles_and_indices)
+STEP_TEST(errors_forward, handles_and_indices)
 {
-    fixture f;
-    REQUIRE_TEST(setup_run(&f, ctx));
     BAD_DECODER("plan", c.plan = NULL);
     BAD_DECODER("tensors", c.no_tensors = true);
     BAD_DECODER("-1", c.attention = -1);
@@ -27,37 +25,29 @@ BACKEND_TEST(errors_forward, handles_and_indices)
     BAD(FP8, FOLIO_ATTENTION_DECODER, ARG, "encoder_only", c.type = FOLIO_ATTENTION_ENCODER_ONLY);
     BAD(FP8, FOLIO_ATTENTION_DECODER, ARG, "encoder_decoder",
         c.type = FOLIO_ATTENTION_ENCODER_DECODER);
-    check_still_serves(&f, __LINE__);
-    teardown(&f);
 }
 
 /* A check of a good call writes nothing, and does not mind that the workspace is in use. */
-BACKEND_TEST(errors_forward, a_check_runs_nothing)
+STEP_TEST(errors_forward, a_check_runs_nothing)
 {
-    fixture f;
-    REQUIRE_TEST(setup_run(&f, ctx));
-    call c = good_call(&f, PLAIN, FOLIO_ATTENTION_DECODER);
-    CHECK_OK(folioi_plan_enter_workspace(f.plan, NULL));
+    call c = good_call(f, PLAIN, FOLIO_ATTENTION_DECODER);
+    CHECK_OK(folioi_plan_enter_workspace(f->plan, NULL));
     CHECK_OK(check_call(&c));
-    folioi_plan_leave_workspace(f.plan);
-    check_untouched(&f, __LINE__);
-    check_still_serves(&f, __LINE__);
-    teardown(&f);
+    folioi_plan_leave_workspace(f->plan);
+    check_untouched(f, __LINE__);
 }
 
-BACKEND_TEST(errors_forward, tensors)
+STEP_TEST(errors_forward, tensors)
 {
-    fixture f;
-    REQUIRE_TEST(setup_run(&f, ctx));
     BAD_DECODER("q|NULL", c.t.q.data = NULL);
     BAD_DECODER("out|NULL", c.t.out.data = NULL);
     BAD_DECODER("without v", c.t.v.data = NULL); /* K without V */
     BAD_DECODER("without k", c.t.k.data = NULL);
-    BAD_DECODER("q|align", c.t.q.data = (char *)f.q + 1);
-    BAD_DECODER("k|align", c.t.k.data = (char *)f.k + 2);
-    BAD_DECODER("v|align", c.t.v.data = (char *)f.v + 3);
-    BAD_DECODER("out|align", c.t.out.data = (char *)f.out.data + 1);
-    BAD_DECODER("lse|align", c.t.lse = (float *)(void *)((char *)f.lse.data + 2));
+    BAD_DECODER("q|align", c.t.q.data = (char *)f->q + 1);
+    BAD_DECODER("k|align", c.t.k.data = (char *)f->k + 2);
+    BAD_DECODER("v|align", c.t.v.data = (char *)f->v + 3);
+    BAD_DECODER("out|align", c.t.out.data = (char *)f->out.data + 1);
+    BAD_DECODER("lse|align", c.t.lse = (float *)(void *)((char *)f->lse.data + 2));
     BAD_DECODER("q|7|8", c.t.q.tokens = 7);
     BAD_DECODER("q|9|8", c.t.q.tokens = 9);
     BAD_DECODER("k|7|8", c.t.k.tokens = 7);
@@ -86,29 +76,29 @@ BACKEND_TEST(errors_forward, tensors)
     BAD_DECODER("lse|-4", c.t.lse_token_stride = -4);
     BAD_DECODER("lse|stride", c.t.lse_head_stride = INT64_MAX / 2);
     BAD_DECODER("lse|-1", c.t.lse_token_stride = 1; c.t.lse_head_stride = -1);
+    BAD_DECODER("lse|overlap", c.t.lse_token_stride = c.t.lse_head_stride = 1);
+    BAD_DECODER("lse|overlap", c.t.lse_token_stride = HEADS - 1; c.t.lse_head_stride = 1);
+    BAD_DECODER("lse|overlap", c.t.lse_token_stride = c.t.lse_head_stride = 2);
     BAD_DECODER("flags|8", c.t.flags = 8u);
     BAD_DECODER("flags", c.t.flags = 0x80000001u);
     BAD_DECODER("k and v|FOLIO_KV_APPEND", c.t.flags = FOLIO_KV_APPEND;
                 c.t.k = c.t.v = (folio_tensor){0});
     if (strcmp(backend, "cpu") == 0) /* only the reference has it */
         BAD(PLAIN, FOLIO_ATTENTION_DECODER, ANY_REFUSAL, "f64", c.t.out.dtype = FOLIO_F64);
-    check_still_serves(&f, __LINE__);
+    check_still_serves(f, __LINE__);
     /* [head][token] is as good as any */
-    call c = good_call(&f, PLAIN, FOLIO_ATTENTION_DECODER);
+    call c = good_call(f, PLAIN, FOLIO_ATTENTION_DECODER);
     CHECK_OK(run_call(&c));
     float lse[TOKENS * HEADS];
-    memcpy(lse, f.lse.data, sizeof lse);
+    memcpy(lse, f->lse.data, sizeof lse);
     c.t.lse_token_stride = 1, c.t.lse_head_stride = TOKENS;
     CHECK_OK(run_call(&c));
     for (int i = 0; i < TOKENS * HEADS; i++)
-        CHECK(((float *)f.lse.data)[i % HEADS * TOKENS + i / HEADS] == lse[i]);
-    teardown(&f);
+        CHECK(((float *)f->lse.data)[i % HEADS * TOKENS + i / HEADS] == lse[i]);
 }
 
-BACKEND_TEST(errors_forward, tensors_of_the_encoder_types)
+STEP_TEST(errors_forward, tensors_of_the_encoder_types)
 {
-    fixture f;
-    REQUIRE_TEST(setup_run(&f, ctx));
     BAD(PLAIN, FOLIO_ATTENTION_ENCODER, ARG, "8|6", c.t.q.tokens = 8);
     BAD(PLAIN, FOLIO_ATTENTION_ENCODER, ARG, "5|6", c.t.out.tokens = 5);
     BAD(PLAIN, FOLIO_ATTENTION_ENCODER, ARG, "8|6", c.t.k.tokens = c.t.v.tokens = 8);
@@ -121,14 +111,10 @@ BACKEND_TEST(errors_forward, tensors_of_the_encoder_types)
         c.cache = NULL); /* sequence 1 reads its blocks */
     const float slopes[HEADS] = {0.5f, 0.25f, 0.125f, 0.0625f};
     BAD(PLAIN, FOLIO_ATTENTION_ENCODER_DECODER, UNSUPPORTED, "ALiBi", c.t.slopes = slopes);
-    check_still_serves(&f, __LINE__);
-    teardown(&f);
 }
 
-BACKEND_TEST(errors_forward, numbers)
+STEP_TEST(errors_forward, numbers)
 {
-    fixture f;
-    REQUIRE_TEST(setup_run(&f, ctx));
     const float bad[][HEADS] = {{0, 0, NAN, 0}, {0, INFINITY, 0, 0}, {-INFINITY, 0, 0, 0}};
     BAD_DECODER("slopes|2", c.t.slopes = bad[0]);
     BAD_DECODER("slopes|1", c.t.slopes = bad[1]);
@@ -158,20 +144,17 @@ BACKEND_TEST(errors_forward, numbers)
     for (int i = 0; i < COUNT_OF(lse); i++) lse[i] = 1.0f;
     BAD(FP8, FOLIO_ATTENTION_DECODER, ARG, "lse and v_head_scales", c.t.lse = lse;
         c.t.v_head_scales = lse + 3);
-    check_still_serves(&f, __LINE__);
+    check_still_serves(f, __LINE__);
     /* -inf is no sink, and fine */
-    call c = good_call(&f, PLAIN, FOLIO_ATTENTION_DECODER);
+    call c = good_call(f, PLAIN, FOLIO_ATTENTION_DECODER);
     c.t.sinks = bad[2];
     CHECK_OK(run_call(&c));
-    teardown(&f);
 }
 
 #define BAD_BIAS(words, ...) BAD_DECODER(words, c.t.bias = good; __VA_ARGS__)
 
-BACKEND_TEST(errors_forward, bias)
+STEP_TEST(errors_forward, bias)
 {
-    fixture f;
-    REQUIRE_TEST(setup_run(&f, ctx));
     static float bias[3 * HEADS * 5 * 21 + 1];
     /* [3 sequences][heads][5 queries][21 keys] */
     const folio_bias good = {.data = bias,
@@ -196,46 +179,40 @@ BACKEND_TEST(errors_forward, bias)
         BAD_BIAS("strides[|is 0|dim to 1", c.t.bias.strides[i] = 0);
     BAD_BIAS("bias|largest", memset(c.t.bias.strides, 0, sizeof c.t.bias.strides);
              c.t.bias.dims[2] = (int64_t)1 << 40; c.t.bias.dims[3] = (int64_t)1 << 40);
-    check_still_serves(&f, __LINE__);
+    check_still_serves(f, __LINE__);
     /* broadcast dims need no stride; more than needed is fine */
     for (int i = 0; i < 4; i++) {
-        call c = good_call(&f, PLAIN, FOLIO_ATTENTION_DECODER);
+        call c = good_call(f, PLAIN, FOLIO_ATTENTION_DECODER);
         c.t.bias = good;
         c.t.bias.dims[i] = 1, c.t.bias.strides[i] = INT64_MAX;
         CHECK_OK(run_call(&c));
     }
-    teardown(&f);
 }
 
 /* Strides that are all 0 mean what zero means everywhere: the default, no gaps. */
-BACKEND_TEST(errors_forward, bias_without_strides)
+STEP_TEST(errors_forward, bias_without_strides)
 {
-    fixture f;
-    REQUIRE_TEST(setup_run(&f, ctx));
     static float bias[4 * (HEADS + 1) * 5 * 21], with[TOKENS * HEADS * DV];
     static const int64_t dims[][4] = {
         {3, HEADS, 5, 21}, {4, HEADS + 1, 5, 21}, {1, HEADS, 1, 21}, {3, 1, 5, 1}, {1, 1, 1, 1}};
     support_fill(bias, COUNT_OF(bias), 9, 2.0f);
     for (int i = 0; i < COUNT_OF(dims); i++) {
-        call c = good_call(&f, PLAIN, FOLIO_ATTENTION_DECODER);
+        call c = good_call(f, PLAIN, FOLIO_ATTENTION_DECODER);
         c.t.bias = (folio_bias){.data = bias, .dtype = FOLIO_F32};
         memcpy(c.t.bias.dims, dims[i], sizeof dims[i]);
         c.t.bias.strides[3] = 1;
         for (int d = 2; d >= 0; d--) c.t.bias.strides[d] = c.t.bias.strides[d + 1] * dims[i][d + 1];
         CHECK_OK(run_call(&c));
-        memcpy(with, f.out.data, sizeof with);
+        memcpy(with, f->out.data, sizeof with);
         memset(c.t.bias.strides, 0, sizeof c.t.bias.strides);
         CHECK_OK(run_call(&c));
-        CHECK(memcmp(with, f.out.data, sizeof with) == 0);
+        CHECK(memcmp(with, f->out.data, sizeof with) == 0);
     }
-    teardown(&f);
 }
 
 /* A cache that is not the layer's. */
-BACKEND_TEST(errors_forward, cache_geometry)
+STEP_TEST(errors_forward, cache_geometry)
 {
-    fixture f;
-    REQUIRE_TEST(setup_run(&f, ctx));
     for (int i = 0; i < 6; i++) {
         const char *words[] = {"1|2", "24|16", "16|8", "bf16|f32", "32|16", "11|12"};
         folio_kv_cache_desc d = cache_desc(FOLIO_F32);
@@ -251,70 +228,61 @@ BACKEND_TEST(errors_forward, cache_geometry)
         BAD(PLAIN, FOLIO_ATTENTION_ENCODER_DECODER, ARG, words[i], c.cache = other);
         folio_kv_cache_destroy(other);
     }
-    BAD_DECODER("fp8_e4m3|f32", c.cache = f.cache[FP8]);
-    check_still_serves(&f, __LINE__);
+    BAD_DECODER("fp8_e4m3|f32", c.cache = f->cache[FP8]);
+    check_still_serves(f, __LINE__);
     folio_kv_cache_desc d = cache_desc(FOLIO_F32);
     d.num_blocks = BLOCKS + 1; /* more is fine */
     folio_kv_cache *larger = NULL;
     CHECK_OK(folio_kv_cache_create(ctx, &d, &larger));
     kit_poison_cache(larger);
-    call c = good_call(&f, PLAIN, FOLIO_ATTENTION_DECODER);
+    call c = good_call(f, PLAIN, FOLIO_ATTENTION_DECODER);
     c.cache = larger;
     CHECK_OK(run_call(&c));
     folio_kv_cache_destroy(larger);
-    teardown(&f);
 }
 
-BACKEND_TEST(errors_forward, runs)
+STEP_TEST(errors_forward, runs)
 {
-    fixture f;
-    REQUIRE_TEST(setup_run(&f, ctx));
-    size_t need = f.workspace.bytes - 64;
-    char *w = f.workspace.data;
+    size_t need = f->workspace.bytes - 64;
+    char *w = f->workspace.data;
     BAD_DECODER("struct_size", c.r.struct_size = 0);
-    BAD_DECODER("stream", c.r.stream = &f);
+    BAD_DECODER("stream", c.r.stream = f);
     BAD_DECODER("align|64", c.r.workspace = w + 32; c.r.workspace_size = need + 32);
     if (need > 0) BAD_DECODER("workspace", c.r.workspace = w; c.r.workspace_size = need - 1);
-    check_still_serves(&f, __LINE__);
-    call c = good_call(&f, PLAIN, FOLIO_ATTENTION_DECODER);
+    check_still_serves(f, __LINE__);
+    call c = good_call(f, PLAIN, FOLIO_ATTENTION_DECODER);
     c.r.workspace = w, c.r.workspace_size = need;
     CHECK_OK(run_call(&c));
-    CHECK(memcmp(f.out.data, f.good_out, sizeof f.good_out) == 0);
+    CHECK(memcmp(f->out.data, f->good_out, sizeof f->good_out) == 0);
     CHECK(support_is_poison(w + need, 64)); /* no byte past what was asked for */
-    teardown(&f);
 }
 
 /* A plan that brings no workspace of its own. */
-BACKEND_TEST(errors_forward, no_workspace)
+STEP_TEST(errors_forward, no_workspace)
 {
-    fixture f;
-    REQUIRE_TEST(setup_run(&f, ctx));
-    folio_plan_desc d = plan_desc(&f);
+    folio_plan_desc d = plan_desc(f);
     d.flags = FOLIO_PLAN_NO_WORKSPACE;
     folio_plan *plan = NULL;
     CHECK_OK(folio_plan_create(ctx, &d, &plan));
-    CHECK_OK(folio_plan_update(plan, f.batch, NULL));
+    CHECK_OK(folio_plan_update(plan, f->batch, NULL));
     size_t need = 0;
     CHECK_OK(folio_plan_get_workspace_size(plan, &need));
-    CHECK(need <= f.workspace.bytes);
+    CHECK(need <= f->workspace.bytes);
     if (need > 0) BAD_DECODER("workspace", c.plan = plan);
-    call c = good_call(&f, PLAIN, FOLIO_ATTENTION_DECODER);
+    call c = good_call(f, PLAIN, FOLIO_ATTENTION_DECODER);
     c.plan = plan;
-    c.r.workspace = f.workspace.data, c.r.workspace_size = need;
+    c.r.workspace = f->workspace.data, c.r.workspace_size = need;
     CHECK_OK(run_call(&c));
-    CHECK(memcmp(f.out.data, f.good_out, sizeof f.good_out) == 0);
+    CHECK(memcmp(f->out.data, f->good_out, sizeof f->good_out) == 0);
     folio_plan_destroy(plan);
-    teardown(&f);
 }
 
 /* In a batch with such a sequence nobody brings k and v, and all keys are in the cache. */
-BACKEND_TEST(errors_forward, more_queries_than_keys)
+STEP_TEST(errors_forward, more_queries_than_keys)
 {
-    fixture f;
-    REQUIRE_TEST(setup_run(&f, ctx));
     const char *words = "seq 1|query_len 4|seq_len 3|k and v must be NULL";
     folio_batch *batch = support_batch(ctx, BLOCK);
-    folio_plan_desc d = plan_desc(&f);
+    folio_plan_desc d = plan_desc(f);
     folio_plan *plan = NULL;
     CHECK_OK(folio_plan_create(ctx, &d, &plan));
     folio_batch_seq seqs[2] = {good_seq(0), good_seq(1)};
@@ -330,20 +298,19 @@ BACKEND_TEST(errors_forward, more_queries_than_keys)
     BAD_DECODER("seq 0|context|cache", c.plan = plan; c.t.k = c.t.v = (folio_tensor){0};
                 c.cache = NULL);
     BAD_DECODER("q|7|8", c.plan = plan; c.t.k = c.t.v = (folio_tensor){0}; c.t.q.tokens = 7);
-    call c = good_call(&f, PLAIN, FOLIO_ATTENTION_DECODER);
+    call c = good_call(f, PLAIN, FOLIO_ATTENTION_DECODER);
     c.plan = plan;
     c.t.k = c.t.v = (folio_tensor){0};
     CHECK_OK(run_call(&c));
-    c = good_call(&f, PLAIN, FOLIO_ATTENTION_ENCODER_ONLY); /* does not look at seq_len */
+    c = good_call(f, PLAIN, FOLIO_ATTENTION_ENCODER_ONLY); /* does not look at seq_len */
     c.plan = plan;
     CHECK_OK(run_call(&c));
-    support_buffer_poison(&f.out);
-    support_buffer_poison(&f.lse);
-    check_untouched(&f, __LINE__);
-    check_still_serves(&f, __LINE__);
+    support_buffer_poison(&f->out);
+    support_buffer_poison(&f->lse);
+    check_untouched(f, __LINE__);
+    check_still_serves(f, __LINE__);
     folio_plan_destroy(plan);
     folio_batch_destroy(batch);
-    teardown(&f);
 }
 
 /* ----------------------------------------------------------------------- the plan and its batch */
@@ -367,17 +334,15 @@ BACKEND_TEST(errors_forward, kernels_by_number)
     REFUSED(folio_context_get_kernel(ctx, 0, NULL), ARG, "folio_context_kernel");
 }
 
-BACKEND_TEST(errors_forward, batch_changes_and_lifetimes)
+STEP_TEST(errors_forward, batch_changes_and_lifetimes)
 {
-    fixture f;
-    REQUIRE_TEST(setup_run(&f, ctx));
-    folio_plan_desc d = plan_desc(&f);
+    folio_plan_desc d = plan_desc(f);
     folio_plan *fresh = NULL;
     CHECK_OK(folio_plan_create(ctx, &d, &fresh));
     BAD_DECODER("update", c.plan = fresh); /* never updated */
     folio_plan_info info = {.struct_size = sizeof info};
     REFUSED(folio_plan_get_info(fresh, PLAIN, FOLIO_ATTENTION_DECODER, &info), ARG, "update");
-    CHECK_OK(folio_plan_update(fresh, f.batch, NULL));
+    CHECK_OK(folio_plan_update(fresh, f->batch, NULL));
     CHECK_OK(folio_plan_get_info(fresh, PLAIN, FOLIO_ATTENTION_DECODER, &info));
     CHECK(info.kernel[0] != '\0' && info.fallback != NULL && info.num_items > 0);
     REFUSED(folio_plan_get_info(fresh, 2, FOLIO_ATTENTION_DECODER, &info), ARG, "2");
@@ -387,44 +352,33 @@ BACKEND_TEST(errors_forward, batch_changes_and_lifetimes)
     folio_plan_destroy(fresh);
     /* looking is no change */
     folio_batch_view v = {.struct_size = sizeof v};
-    CHECK_OK(folio_batch_get_view(f.batch, FOLIO_ATTENTION_ENCODER_ONLY, FOLIO_PHASE_DECODE, &v));
-    check_still_serves(&f, __LINE__);
+    CHECK_OK(folio_batch_get_view(f->batch, FOLIO_ATTENTION_ENCODER_ONLY, FOLIO_PHASE_DECODE, &v));
+    check_still_serves(f, __LINE__);
     /* a change is refused until the next update */
     folio_batch_seq s = good_seq(2);
-    CHECK_OK(folio_batch_add(f.batch, &s));
+    CHECK_OK(folio_batch_add(f->batch, &s));
     BAD_DECODER("changed", c.layer = 1);
-    CHECK_OK(folio_plan_update(f.plan, f.batch, NULL));
-    folio_batch_clear(f.batch);
+    CHECK_OK(folio_plan_update(f->plan, f->batch, NULL));
+    folio_batch_clear(f->batch);
     BAD_DECODER("changed", c.layer = 1);
-    for (int i = 0; i < 3; i++) {
-        s = good_seq(i);
-        CHECK_OK(folio_batch_add(f.batch, &s));
-    }
+    fill_batch(f->batch);
     BAD_DECODER("changed", c.layer = 1); /* the same sequences again, but filled anew */
-    CHECK_OK(folio_plan_update(f.plan, f.batch, NULL));
-    check_still_serves(&f, __LINE__);
+    CHECK_OK(folio_plan_update(f->plan, f->batch, NULL));
+    check_still_serves(f, __LINE__);
     const int32_t len = 5;
     folio_step a = {.struct_size = sizeof a, .num_seqs = 1, .seq_lens = &len};
-    CHECK_OK(support_set_rows(f.batch, &a, table0, 1));
+    CHECK_OK(support_set_rows(f->batch, &a, table0, 1));
     BAD_DECODER("changed", c.layer = 1);
-    folio_batch_clear(f.batch);
-    for (int i = 0; i < 3; i++) {
-        s = good_seq(i);
-        CHECK_OK(folio_batch_add(f.batch, &s));
-    }
-    CHECK_OK(folio_plan_update(f.plan, f.batch, NULL));
+    fill_batch(f->batch);
+    CHECK_OK(folio_plan_update(f->plan, f->batch, NULL));
     /* the plan keeps its batch alive */
-    folio_batch_destroy(f.batch);
-    f.batch = NULL;
-    check_still_serves(&f, __LINE__);
-    teardown(&f);
+    folio_batch_destroy(f->batch);
+    f->batch = NULL;
 }
 
 /* ENCODER without encoder lengths, cross attention without tables, cross blocks without lengths. */
-BACKEND_TEST(errors_forward, incomplete_batches)
+STEP_TEST(errors_forward, incomplete_batches)
 {
-    fixture f;
-    REQUIRE_TEST(setup_run(&f, ctx));
     const struct {
         folio_attention_type type;
         bool encoder, table;
@@ -438,7 +392,7 @@ BACKEND_TEST(errors_forward, incomplete_batches)
         if (!cases[i].encoder) s.encoder_len = s.encoder_new_len = 0;
         if (!cases[i].table) s.cross_block_table = NULL, s.num_cross_blocks = 0;
         CHECK_OK(folio_batch_add(batch, &s));
-        folio_status status = folio_plan_update(f.plan, batch, NULL); /* there or in the forward */
+        folio_status status = folio_plan_update(f->plan, batch, NULL); /* there or in the forward */
         int64_t fresh = cases[i].encoder ? ENCODER_TOKENS : 0;
         int64_t rows = cases[i].type == FOLIO_ATTENTION_ENCODER ? fresh : 5;
         if (status == FOLIO_OK)
@@ -446,18 +400,16 @@ BACKEND_TEST(errors_forward, incomplete_batches)
                 c.t.k.tokens = c.t.v.tokens = fresh);
         else CHECK(strstr(folio_last_error(), cases[i].words) != NULL);
         folio_batch_destroy(batch);
-        CHECK_OK(folio_plan_update(f.plan, f.batch, NULL));
+        CHECK_OK(folio_plan_update(f->plan, f->batch, NULL));
     }
     /* a context, a cache, but no block table */
     folio_batch *batch = support_batch(ctx, BLOCK);
     folio_batch_seq s = good_seq(1);
     s.block_table = NULL, s.num_blocks = 0;
     CHECK_OK(folio_batch_add(batch, &s));
-    if (folio_plan_update(f.plan, batch, NULL) == FOLIO_OK)
+    if (folio_plan_update(f->plan, batch, NULL) == FOLIO_OK)
         BAD_DECODER("block_table", c.t.q.tokens = c.t.k.tokens = c.t.v.tokens = c.t.out.tokens = 1);
     else CHECK(strstr(folio_last_error(), "block_table") != NULL);
     folio_batch_destroy(batch);
-    CHECK_OK(folio_plan_update(f.plan, f.batch, NULL));
-    check_still_serves(&f, __LINE__);
-    teardown(&f);
+    CHECK_OK(folio_plan_update(f->plan, f->batch, NULL));
 }

@@ -63,18 +63,16 @@ static void bad_write(fixture *f, int line, const folio_batch_seq *seqs, folio_a
 #define BAD_UPDATE(words, ...)                                                                     \
     do {                                                                                           \
         GOOD_BUT(__VA_ARGS__);                                                                     \
-        bad_update(&f, __LINE__, s, 3, words);                                                     \
+        bad_update(f, __LINE__, s, 3, words);                                                      \
     } while (0)
 #define BAD_WRITE(type, words, ...)                                                                \
     do {                                                                                           \
         GOOD_BUT(__VA_ARGS__);                                                                     \
-        bad_write(&f, __LINE__, s, type, words);                                                   \
+        bad_write(f, __LINE__, s, type, words);                                                    \
     } while (0)
 
-BACKEND_TEST(errors_plan, blocks_and_slots)
+STEP_TEST(errors_plan, blocks_and_slots)
 {
-    fixture f;
-    REQUIRE_TEST(setup_run(&f, ctx));
     BAD_UPDATE("12", t1[1] = 12);
     BAD_UPDATE("2147483647", t1[0] = INT32_MAX);
     BAD_UPDATE("-2", t1[0] = -2);
@@ -95,15 +93,13 @@ BACKEND_TEST(errors_plan, blocks_and_slots)
     folio_batch_seq s = good_seq(0);
     s.slots = none;
     CHECK_OK(folio_batch_add(batch, &s));
-    CHECK_OK(folio_plan_update(f.plan, batch, NULL));
+    CHECK_OK(folio_plan_update(f->plan, batch, NULL));
     folio_batch_destroy(batch);
-    teardown(&f);
+    CHECK_OK(folio_plan_update(f->plan, f->batch, NULL));
 }
 
-BACKEND_TEST(errors_plan, two_tokens_in_one_slot)
+STEP_TEST(errors_plan, two_tokens_in_one_slot)
 {
-    fixture f;
-    REQUIRE_TEST(setup_run(&f, ctx));
     const folio_attention_type self = FOLIO_ATTENTION_DECODER;
     const folio_attention_type cross = FOLIO_ATTENTION_ENCODER_DECODER;
     BAD_WRITE(self, "new token 2 of seq 0 and new token 4 of seq 0|slot 50, in block 3",
@@ -121,14 +117,11 @@ BACKEND_TEST(errors_plan, two_tokens_in_one_slot)
     BAD_WRITE(self, "new token 4 of seq 0 and new token 0 of seq 1|slot 68, in block 4",
               s[0].slots = NULL;
               t0[0] = 4);
-    teardown(&f);
 }
 
 /* A prefix of full blocks may be shared, as long as nobody writes there. */
-BACKEND_TEST(errors_plan, shared_prefix_is_fine)
+STEP_TEST(errors_plan, shared_prefix_is_fine)
 {
-    fixture f;
-    REQUIRE_TEST(setup_run(&f, ctx));
     folio_batch *batch = support_batch(ctx, BLOCK);
     const int32_t a[2] = {2, 3}, b[2] = {2, 4};
     folio_batch_seq s = good_seq(1);
@@ -136,15 +129,13 @@ BACKEND_TEST(errors_plan, shared_prefix_is_fine)
     CHECK_OK(folio_batch_add(batch, &s));
     s.block_table = b;
     CHECK_OK(folio_batch_add(batch, &s));
-    CHECK_OK(folio_plan_update(f.plan, batch, NULL));
+    CHECK_OK(folio_plan_update(f->plan, batch, NULL));
     folio_batch_destroy(batch);
-    teardown(&f);
+    CHECK_OK(folio_plan_update(f->plan, f->batch, NULL));
 }
 
-BACKEND_TEST(errors_plan, limits_and_lengths)
+STEP_TEST(errors_plan, limits_and_lengths)
 {
-    fixture f;
-    REQUIRE_TEST(setup_run(&f, ctx));
     static int64_t many[64];
     for (int i = 0; i < 64; i++) many[i] = -1;
     BAD_UPDATE("65|64", s[1].seq_len = 65; s[1].num_blocks = 5);
@@ -161,17 +152,15 @@ BACKEND_TEST(errors_plan, limits_and_lengths)
     BAD_UPDATE("-3", s[1].encoder_len = -3);
     folio_batch_seq five[5];
     for (int i = 0; i < 5; i++) five[i] = good_seq(2);
-    bad_update(&f, __LINE__, five, 5, "5|4");
+    bad_update(f, __LINE__, five, 5, "5|4");
     /* a batch of another block size */
     folio_batch *batch = support_batch(ctx, 8);
     folio_batch_seq s = good_seq(2);
     CHECK_OK(folio_batch_add(batch, &s));
-    REFUSED(folio_plan_update(f.plan, batch, NULL), ARG, "8|16");
+    REFUSED(folio_plan_update(f->plan, batch, NULL), ARG, "8|16");
     folio_batch_destroy(batch);
-    REFUSED(folio_plan_update(f.plan, NULL, NULL), ARG, "batch");
-    REFUSED(folio_plan_update(NULL, f.batch, NULL), ARG, "plan");
-    check_still_serves(&f, __LINE__);
-    teardown(&f);
+    REFUSED(folio_plan_update(f->plan, NULL, NULL), ARG, "batch");
+    REFUSED(folio_plan_update(NULL, f->batch, NULL), ARG, "plan");
 }
 
 /* Released blocks: allowed exactly where no row of any attention in the plan looks. */
@@ -309,9 +298,9 @@ BACKEND_TEST(errors_plan, private_slots)
 
 #define BAD_PLAN(status, words, ...)                                                               \
     do {                                                                                           \
-        folio_attention *list[NUM_ATTENTIONS] = {f.attention[0], f.attention[1]};                  \
+        folio_attention *list[NUM_ATTENTIONS] = {f->attention[0], f->attention[1]};                \
         uint32_t types[NUM_ATTENTIONS] = {15u, 1u};                                                \
-        folio_plan_desc d = plan_desc(&f);                                                         \
+        folio_plan_desc d = plan_desc(f);                                                          \
         d.attentions = list, d.types = types;                                                      \
         folio_plan *made = NOWHERE;                                                                \
         __VA_ARGS__;                                                                               \
@@ -319,10 +308,8 @@ BACKEND_TEST(errors_plan, private_slots)
         CHECK(made == NULL);                                                                       \
     } while (0)
 
-BACKEND_TEST(errors_plan, plan_create)
+STEP_TEST(errors_plan, plan_create)
 {
-    fixture f;
-    REQUIRE_TEST(setup_run(&f, ctx));
     folio_attention_desc ad = attention_desc(FOLIO_F32);
     ad.windowed = 1, ad.window_left = 4;
     folio_attention *windowed = NULL, *narrowest = NULL;
@@ -352,18 +339,17 @@ BACKEND_TEST(errors_plan, plan_create)
     BAD_PLAN(ARG, "flags", d.flags = 0x80000000u | FOLIO_PLAN_NO_WORKSPACE);
     BAD_PLAN(UNSUPPORTED, "window", list[0] = windowed);
     BAD_PLAN(UNSUPPORTED, "window", list[0] = narrowest);
-    folio_plan_desc d = plan_desc(&f);
+    folio_plan_desc d = plan_desc(f);
     folio_plan *made = NOWHERE;
     REFUSED(folio_plan_create(NULL, &d, &made), ARG, "ctx");
     REFUSED(folio_plan_create(ctx, NULL, &made), ARG, "desc");
     REFUSED(folio_plan_create(ctx, &d, NULL), ARG, "out");
     size_t bytes = 77;
     REFUSED(folio_plan_get_workspace_size(NULL, &bytes), ARG, "plan");
-    REFUSED(folio_plan_get_workspace_size(f.plan, NULL), ARG, "bytes");
+    REFUSED(folio_plan_get_workspace_size(f->plan, NULL), ARG, "bytes");
     CHECK_INT(bytes, 77);
     folio_attention_destroy(windowed);
     folio_attention_destroy(narrowest);
-    teardown(&f);
 }
 
 /* Limits whose products pass 2^63: refused, or out of memory, never a small allocation. */

@@ -217,12 +217,6 @@ static bool open_world(world *w, folio_context *ctx, int32_t v_size)
     return true;
 }
 
-static void close_world(world *w)
-{
-    kit_layer_close(&w->l);
-    support_buffer_free(&w->memory);
-}
-
 static folio_status forward(const world *w, const folio_tensors *t, const folio_run *run)
 {
     return folio_attention_forward(w->l.plan, 0, FOLIO_ATTENTION_DECODER, w->l.cache, 0, t, run);
@@ -253,13 +247,29 @@ static folio_tensors fused(float *x)
     return t;
 }
 
-BACKEND_TEST(overlap, rows_of_one_buffer)
+static float x[2 * ROWS * ROW + 8], before[COUNT_OF(x)];
+
+typedef void (*world_body)(folio_context *ctx, world *w);
+static void in_world(folio_context *ctx, int32_t v_size, world_body body)
 {
-    static float one[ROWS * ROW], own[ROWS * ROW];
     world w;
-    REQUIRE_TEST(open_world(&w, ctx, SIZE));
-    support_fill(one, ROWS * ROW, 5, 1);
-    folio_tensors f = fused(one), a = apart(own);
+    REQUIRE_TEST(ctx != NULL && open_world(&w, ctx, v_size));
+    support_fill(x, COUNT_OF(x), 6, 1);
+    body(ctx, &w);
+    kit_layer_close(&w.l);
+    support_buffer_free(&w.memory);
+}
+
+/* A test on each backend's world, with numbers in x. */
+#define WORLD_TEST(name, v_size)                                                                   \
+    static void in_world_##name(folio_context *ctx, world *w);                                     \
+    BACKEND_TEST(overlap, name) { in_world(ctx, v_size, in_world_##name); }                        \
+    static void in_world_##name(__attribute__((unused)) folio_context *ctx, world *w)
+
+WORLD_TEST(rows_of_one_buffer, SIZE)
+{
+    static float own[ROWS * ROW];
+    folio_tensors f = fused(x), a = apart(own);
     const folio_tensor *from[] = {&f.q, &f.k, &f.v}, *to[] = {&a.q, &a.k, &a.v};
     for (int i = 0; i < 3; i++)
         for (int64_t row = 0; row < ROWS; row++) {
@@ -267,14 +277,13 @@ BACKEND_TEST(overlap, rows_of_one_buffer)
             memcpy((float *)to[i]->data + (size_t)row * floats, (float *)from[i]->data + row * ROW,
                    floats * sizeof(float));
         }
-    CHECK_OK(forward(&w, &f, NULL));
-    CHECK_OK(forward(&w, &a, NULL));
+    CHECK_OK(forward(w, &f, NULL));
+    CHECK_OK(forward(w, &a, NULL));
     for (int64_t row = 0; row < ROWS; row++) {
         CHECK(memcmp((float *)f.out.data + row * ROW, (float *)a.out.data + row * HEADS * SIZE,
                      HEADS * SIZE * sizeof(float)) == 0);
         CHECK(memcmp(f.lse + row * ROW, a.lse + row * HEADS, HEADS * sizeof(float)) == 0);
     }
-    close_world(&w);
 }
 
 /* ---- Refused ---------------------------------------------------------------------------------- */
@@ -285,22 +294,18 @@ BACKEND_TEST(overlap, rows_of_one_buffer)
         folio_tensors t = (row_by_row ? fused : apart)(x);                                         \
         folio_run run = {.struct_size = sizeof run};                                               \
         memcpy(before, x, sizeof x);                                                               \
-        kit_poison_cache(w.l.cache);                                                               \
+        kit_poison_cache(w->l.cache);                                                              \
         __VA_ARGS__;                                                                               \
         support_mark_error();                                                                      \
-        folio_status got = forward(&w, &t, &run);                                                  \
+        folio_status got = forward(w, &t, &run);                                                   \
         support_refused(__FILE__, __LINE__, #__VA_ARGS__, got, FOLIO_ERR_ARGUMENT, words);         \
         CHECK(memcmp(before, x, sizeof x) == 0);                                                   \
-        CHECK(support_is_poison(w.memory.data, w.memory.bytes));                                   \
+        CHECK(support_is_poison(w->memory.data, w->memory.bytes));                                 \
     } while (0)
 
-BACKEND_TEST(overlap, what_is_written_is_nothing_elses)
+WORLD_TEST(what_is_written_is_nothing_elses, SIZE)
 {
-    static float x[2 * ROWS * ROW + 8], before[2 * ROWS * ROW + 8];
-    world w;
-    REQUIRE_TEST(open_world(&w, ctx, SIZE));
-    support_fill(x, COUNT_OF(x), 6, 1);
-    support_buffer workspace = support_buffer_make(w.workspace_size + 64);
+    support_buffer workspace = support_buffer_make(w->workspace_size + 64);
     for (int row_by_row = 0; row_by_row < 2; row_by_row++) {
         BAD("out and q|itself", t.out.data = (float *)t.q.data + 1);
         BAD("out and q", t.out.data = (float *)t.q.data + SIZE);
@@ -320,82 +325,72 @@ BACKEND_TEST(overlap, what_is_written_is_nothing_elses)
             t.bias = (folio_bias){t.lse, FOLIO_F32, {1, 1, 1, BLOCK}, {0, 0, 0, 1}});
     }
     int row_by_row = 0;
-    char *c = w.memory.data, *space = workspace.data;
+    char *c = w->memory.data, *space = workspace.data;
     /* the very last number read is the first one written */
     BAD("out and q", t.q.data = (float *)t.out.data - ROWS * HEADS * SIZE + 1);
     BAD("out and k", t.k.data = (float *)t.out.data - ROWS * KV_HEADS * SIZE + 1);
     BAD("out and v", t.v.data = (float *)t.out.data - ROWS * KV_HEADS * SIZE + 1);
     BAD("out and the cache's K", t.out.data = c + 64);
-    BAD("out and the cache's V", t.out.data = c + w.shape.v.offset_bytes + w.shape.v.bytes - 4);
+    BAD("out and the cache's V", t.out.data = c + w->shape.v.offset_bytes + w->shape.v.bytes - 4);
     BAD("lse and the cache's k_scales",
-        t.lse = (float *)(void *)(c + w.shape.k_scales.offset_bytes));
+        t.lse = (float *)(void *)(c + w->shape.k_scales.offset_bytes));
     BAD("out and the cache's v_scales",
-        t.out.data = c + w.shape.v_scales.offset_bytes + w.shape.v_scales.bytes - 8);
-    if (w.workspace_size > 0) {
-        BAD("workspace and q", run.workspace = space; run.workspace_size = w.workspace_size;
+        t.out.data = c + w->shape.v_scales.offset_bytes + w->shape.v_scales.bytes - 8);
+    if (w->workspace_size > 0) {
+        BAD("workspace and q", run.workspace = space; run.workspace_size = w->workspace_size;
             memcpy(space, t.q.data, 64); t.q.data = space);
-        BAD("lse and run.workspace", run.workspace = space; run.workspace_size = w.workspace_size;
-            t.lse = (float *)(void *)(space + w.workspace_size - 4));
+        BAD("lse and run.workspace", run.workspace = space; run.workspace_size = w->workspace_size;
+            t.lse = (float *)(void *)(space + w->workspace_size - 4));
     }
     /* the smallest step away is fine */
     folio_tensors t = apart(x);
     t.lse = (float *)t.out.data + ROWS * HEADS * SIZE;
-    CHECK_OK(forward(&w, &t, NULL));
+    CHECK_OK(forward(w, &t, NULL));
     t.out.data = t.q.data;
-    CHECK_OK(forward(&w, &t, NULL));
+    CHECK_OK(forward(w, &t, NULL));
     support_buffer_free(&workspace);
-    close_world(&w);
 }
 
 /* Rows of out shorter than q's begin at the same place, and are not the same. */
-BACKEND_TEST(overlap, in_place_needs_equal_head_sizes)
+WORLD_TEST(in_place_needs_equal_head_sizes, SIZE / 2)
 {
-    static float x[2 * ROWS * ROW], before[2 * ROWS * ROW];
     const int row_by_row = 0;
-    world w;
-    REQUIRE_TEST(open_world(&w, ctx, SIZE / 2));
-    support_fill(x, COUNT_OF(x), 7, 1);
     BAD("out and q|head size", t.out.data = t.q.data; t.out.head_stride = SIZE;
         t.out.token_stride = HEADS * SIZE);
-    close_world(&w);
 }
 
 /* f64 out of the reference is not q, wherever it begins. */
+static void check_types(folio_context *ctx, world *w)
+{
+    (void)ctx;
+    const int row_by_row = 0;
+    BAD("out and q|dtype", t.out.data = t.q.data; t.out.dtype = FOLIO_F64);
+}
+
 TEST(overlap, in_place_needs_equal_types)
 {
-    static float x[2 * ROWS * ROW], before[2 * ROWS * ROW];
-    const int row_by_row = 0;
     folio_context *ctx = support_context("reference", 1, NULL);
-    world w;
-    REQUIRE_TEST(ctx != NULL && open_world(&w, ctx, SIZE));
-    support_fill(x, COUNT_OF(x), 8, 1);
-    BAD("out and q|dtype", t.out.data = t.q.data; t.out.dtype = FOLIO_F64);
-    close_world(&w);
+    in_world(ctx, SIZE, check_types);
     folio_context_destroy(ctx);
 }
 
 /* Another layer of the cache is no place for results either: its keys would be gone. */
-BACKEND_TEST(overlap, other_layers_of_the_cache)
+WORLD_TEST(other_layers_of_the_cache, SIZE)
 {
-    static float x[2 * ROWS * ROW + 8];
-    world w;
-    REQUIRE_TEST(open_world(&w, ctx, SIZE));
-    support_fill(x, COUNT_OF(x), 7, 1);
     folio_kv_cache_view view = FOLIO_INIT(folio_kv_cache_view);
-    CHECK_OK(folio_kv_cache_get_view(w.l.cache, 0, &view));
+    CHECK_OK(folio_kv_cache_get_view(w->l.cache, 0, &view));
     folio_kv_cache_desc c = *view.desc;
     c.num_layers = 3;
-    folio_kv_cache_destroy(w.l.cache);
-    CHECK_OK(folio_kv_cache_create(ctx, &c, &w.l.cache));
+    folio_kv_cache_destroy(w->l.cache);
+    CHECK_OK(folio_kv_cache_create(ctx, &c, &w->l.cache));
     for (int32_t layer = 1; layer < 3; layer++) {
         const char *words[] = {NULL, "out and layer 1", "out and layer 2"};
         folio_tensors t = apart(x);
-        CHECK_OK(forward(&w, &t, NULL));
-        CHECK_OK(folio_kv_cache_get_view(w.l.cache, layer, &view));
+        CHECK_OK(forward(w, &t, NULL));
+        CHECK_OK(folio_kv_cache_get_view(w->l.cache, layer, &view));
         t.out.data = view.v_scales; /* of f32, as out is */
-        REFUSED(forward(&w, &t, NULL), FOLIO_ERR_ARGUMENT, words[layer]);
+        REFUSED(forward(w, &t, NULL), FOLIO_ERR_ARGUMENT, words[layer]);
     }
-    close_world(&w);
 }
 
 /* ---- Moving K and V --------------------------------------------------------------------------- */
@@ -404,24 +399,20 @@ BACKEND_TEST(overlap, other_layers_of_the_cache)
 #define MOVE_REFUSED(call, words)                                                                  \
     do {                                                                                           \
         memcpy(before, x, sizeof x);                                                               \
-        kit_poison_cache(w.l.cache);                                                               \
+        kit_poison_cache(w->l.cache);                                                              \
         REFUSED(call, FOLIO_ERR_ARGUMENT, words);                                                  \
         CHECK(memcmp(before, x, sizeof x) == 0);                                                   \
-        CHECK(support_is_poison(w.memory.data, w.memory.bytes));                                   \
+        CHECK(support_is_poison(w->memory.data, w->memory.bytes));                                 \
     } while (0)
 
 enum { KV_ROWS = ROWS * KV_HEADS * SIZE }; /* numbers of k, and of v */
 static const int64_t slots[ROWS] = {0, 1, 2, 3, 4, 5};
 
 /* k and v may share bytes with each other: a call that stores them only reads them. */
-BACKEND_TEST(overlap, stored_rows_are_not_in_the_cache)
+WORLD_TEST(stored_rows_are_not_in_the_cache, SIZE)
 {
-    static float x[2 * ROWS * ROW + 8], before[2 * ROWS * ROW + 8];
     const int row_by_row = 0;
-    world w;
-    REQUIRE_TEST(open_world(&w, ctx, SIZE));
-    support_fill(x, COUNT_OF(x), 9, 1);
-    char *c = w.memory.data, *end = c + w.shape.v_scales.offset_bytes + w.shape.v_scales.bytes;
+    char *c = w->memory.data, *end = c + w->shape.v_scales.offset_bytes + w->shape.v_scales.bytes;
     BAD("k and layer 0 of the cache", t.k.data = c + 64);
     BAD("v and layer 0 of the cache", t.v.data = end - 4);
     /* what else the call reads would change under its hands */
@@ -432,56 +423,47 @@ BACKEND_TEST(overlap, stored_rows_are_not_in_the_cache)
     memset(zeros, 0, HEADS * sizeof(float));
     folio_tensors sloped = apart(x), sunk = apart(x);
     sloped.slopes = sunk.sinks = zeros;
-    REFUSED(forward(&w, &sloped, NULL), FOLIO_ERR_ARGUMENT, "slopes and layer 0 of the cache");
-    REFUSED(forward(&w, &sunk, NULL), FOLIO_ERR_ARGUMENT, "sinks and layer 0 of the cache");
+    REFUSED(forward(w, &sloped, NULL), FOLIO_ERR_ARGUMENT, "slopes and layer 0 of the cache");
+    REFUSED(forward(w, &sunk, NULL), FOLIO_ERR_ARGUMENT, "sinks and layer 0 of the cache");
     folio_tensors reads = apart(x); /* a call that stores nothing may read them there */
     reads.k = reads.v = (folio_tensor){0};
     reads.bias = (folio_bias){end - 4, FOLIO_F32, {1, 1, 1, 1}, {0}};
-    CHECK_OK(forward(&w, &reads, NULL));
+    CHECK_OK(forward(w, &reads, NULL));
     folio_kv_write good =
         FOLIO_WITH(folio_kv_write, .k = {.data = x, .dtype = FOLIO_F32, .tokens = ROWS},
                    .v = {.data = x + 1, .dtype = FOLIO_F32, .tokens = ROWS}, .slots = slots);
-    CHECK_OK(folio_kv_cache_write(w.l.cache, 0, &good, NULL));
+    CHECK_OK(folio_kv_cache_write(w->l.cache, 0, &good, NULL));
     folio_kv_write bad = good;
     bad.k.data = c;
-    MOVE_REFUSED(folio_kv_cache_write(w.l.cache, 0, &bad, NULL), "k and layer 0 of the cache");
+    MOVE_REFUSED(folio_kv_cache_write(w->l.cache, 0, &bad, NULL), "k and layer 0 of the cache");
     bad = good;
     bad.v.data = end - 4;
-    MOVE_REFUSED(folio_kv_cache_write(w.l.cache, 0, &bad, NULL), "v and layer 0 of the cache");
-    close_world(&w);
+    MOVE_REFUSED(folio_kv_cache_write(w->l.cache, 0, &bad, NULL), "v and layer 0 of the cache");
 }
 
-BACKEND_TEST(overlap, gathered_rows_are_apart)
+WORLD_TEST(gathered_rows_are_apart, SIZE)
 {
-    static float x[3 * KV_ROWS], before[3 * KV_ROWS];
-    world w;
-    REQUIRE_TEST(open_world(&w, ctx, SIZE));
-    support_fill(x, COUNT_OF(x), 10, 1);
     folio_kv_gather good =
         FOLIO_WITH(folio_kv_gather, .k = {.data = x, .dtype = FOLIO_F32, .tokens = ROWS},
                    .v = {.data = x + KV_ROWS, .dtype = FOLIO_F32, .tokens = ROWS}, .slots = slots,
                    .num_slots = ROWS);
     folio_kv_gather bad = good;
     bad.v.data = x;
-    MOVE_REFUSED(folio_kv_cache_gather(w.l.cache, 0, &bad, NULL), "k and v share memory");
+    MOVE_REFUSED(folio_kv_cache_gather(w->l.cache, 0, &bad, NULL), "k and v share memory");
     bad.v.data = x + KV_ROWS - 1;
-    MOVE_REFUSED(folio_kv_cache_gather(w.l.cache, 0, &bad, NULL), "k and v share memory");
+    MOVE_REFUSED(folio_kv_cache_gather(w->l.cache, 0, &bad, NULL), "k and v share memory");
     bad = good;
-    bad.k.data = w.memory.data;
-    MOVE_REFUSED(folio_kv_cache_gather(w.l.cache, 0, &bad, NULL), "k and layer 0 of the cache");
-    CHECK_OK(folio_kv_cache_gather(w.l.cache, 0, &good, NULL));
+    bad.k.data = w->memory.data;
+    MOVE_REFUSED(folio_kv_cache_gather(w->l.cache, 0, &bad, NULL), "k and layer 0 of the cache");
+    CHECK_OK(folio_kv_cache_gather(w->l.cache, 0, &good, NULL));
     good.k.token_stride = good.v.token_stride = 2 * KV_HEADS * SIZE; /* row by row in one buffer */
     good.v.data = x + KV_HEADS * SIZE;
-    CHECK_OK(folio_kv_cache_gather(w.l.cache, 0, &good, NULL));
-    close_world(&w);
+    CHECK_OK(folio_kv_cache_gather(w->l.cache, 0, &good, NULL));
 }
 
-BACKEND_TEST(overlap, rows_of_blocks_are_apart)
+WORLD_TEST(rows_of_blocks_are_apart, SIZE)
 {
     enum { NUMBERS = 2 * BLOCK * KV_HEADS * SIZE, SCALES = 2 * BLOCK * KV_HEADS };
-    static float x[(2 * NUMBERS + 8) / 4 + 2 * SCALES], before[COUNT_OF(x)];
-    world w;
-    REQUIRE_TEST(open_world(&w, ctx, SIZE));
     int8_t *k = (int8_t *)(void *)x;
     float *scales = x + 2 * NUMBERS / 4;
     folio_kv_rows good =
@@ -489,18 +471,17 @@ BACKEND_TEST(overlap, rows_of_blocks_are_apart)
                    .v_scales = scales + SCALES, .num_blocks = 2, .blocks = (const int64_t[]){3, 1});
     folio_kv_rows bad = good;
     bad.v = k + NUMBERS - 1;
-    MOVE_REFUSED(folio_kv_cache_unpack(w.l.cache, 0, &bad, NULL), "k and v share memory");
+    MOVE_REFUSED(folio_kv_cache_unpack(w->l.cache, 0, &bad, NULL), "k and v share memory");
     bad = good;
     bad.v_scales = scales;
-    MOVE_REFUSED(folio_kv_cache_unpack(w.l.cache, 0, &bad, NULL), "k_scales and v_scales share");
+    MOVE_REFUSED(folio_kv_cache_unpack(w->l.cache, 0, &bad, NULL), "k_scales and v_scales share");
     bad = good;
-    bad.k = w.memory.data;
-    MOVE_REFUSED(folio_kv_cache_unpack(w.l.cache, 0, &bad, NULL), "k and layer 0 of the cache");
-    MOVE_REFUSED(folio_kv_cache_pack(w.l.cache, 0, &bad, NULL), "k and layer 0 of the cache");
-    CHECK_OK(folio_kv_cache_unpack(w.l.cache, 0, &good, NULL));
-    CHECK_OK(folio_kv_cache_pack(w.l.cache, 0, &good, NULL));
+    bad.k = w->memory.data;
+    MOVE_REFUSED(folio_kv_cache_unpack(w->l.cache, 0, &bad, NULL), "k and layer 0 of the cache");
+    MOVE_REFUSED(folio_kv_cache_pack(w->l.cache, 0, &bad, NULL), "k and layer 0 of the cache");
+    CHECK_OK(folio_kv_cache_unpack(w->l.cache, 0, &good, NULL));
+    CHECK_OK(folio_kv_cache_pack(w->l.cache, 0, &good, NULL));
     good.num_blocks = 0;
-    good.k = w.memory.data; /* not looked at */
-    CHECK_OK(folio_kv_cache_pack(w.l.cache, 0, &good, NULL));
-    close_world(&w);
+    good.k = w->memory.data; /* not looked at */
+    CHECK_OK(folio_kv_cache_pack(w->l.cache, 0, &good, NULL));
 }

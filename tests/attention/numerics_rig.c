@@ -5,6 +5,14 @@
 
 #include <stdlib.h>
 
+static rig *begun; /* by rig_init */
+
+static void close_begun(void)
+{
+    if (begun != NULL) rig_close(begun);
+    begun = NULL;
+}
+
 void rig_each_engine(void (*body)(rig_engine e))
 {
     folio_backend_info info = {.struct_size = sizeof info};
@@ -20,6 +28,7 @@ void rig_each_engine(void (*body)(rig_engine e))
         if (e.ctx != NULL) CHECK_OK(folio_context_get_info(e.ctx, &got));
         /* A level the processor lacks gives the best below it, which has had its turn. */
         if (e.ctx != NULL && (e.reference || strcmp(got.level, e.name) == 0)) body(e);
+        close_begun();
         if (test_failures() > before) printf("  that was on %s\n", e.name);
         folio_context_destroy(e.ctx);
     }
@@ -51,7 +60,9 @@ static void make_numbers(void)
 
 void rig_init(rig *r, folio_context *ctx)
 {
+    close_begun();
     memset(r, 0, sizeof *r);
+    begun = r;
     r->ctx = ctx;
     r->desc = (folio_attention_desc){.struct_size = sizeof r->desc,
                                      .num_heads = 2,
@@ -121,7 +132,7 @@ static folio_status rig_open_cache(rig *r, uint32_t types)
     kv->v_head_size = r->desc.v_head_size;
     kv->dtype = r->desc.kv_dtype ? r->desc.kv_dtype : r->desc.dtype;
     folio_status status = folio_kv_cache_create(r->ctx, kv, &r->l.cache);
-    if (status != FOLIO_OK || r->keep_context) return status;
+    if (status != FOLIO_OK) return status;
     kit_poison_cache(r->l.cache);
     for (int64_t s = 0; s < r->num_seqs && status == FOLIO_OK; s++) {
         const folio_batch_seq *seq = &r->seqs[s];
@@ -164,6 +175,7 @@ folio_status rig_replan(rig *r, uint32_t types)
 
 folio_status rig_open(rig *r, uint32_t types)
 {
+    rig_close(r);
     folio_status status = folio_attention_create(r->ctx, &r->desc, &r->l.attention);
     if (status == FOLIO_OK && r->kv.num_blocks) status = rig_open_cache(r, types);
     if (status == FOLIO_OK) status = rig_replan(r, types);
@@ -277,11 +289,6 @@ uint64_t rig_seen(const rig *r, int64_t s, int64_t i, int64_t h)
     for (int64_t d = 0; d < RIG_DIM; d++)
         if (r->out[s][i][h][d] != 0) seen |= (uint64_t)1 << d;
     return seen;
-}
-
-double rig_score(const rig *r, int64_t s, int64_t i, int64_t h, int64_t j)
-{
-    return log(r->out[s][i][h][j]) + (double)r->lse[s][i][h];
 }
 
 uint64_t rig_range(int64_t first, int64_t end)

@@ -1,8 +1,8 @@
 /*
  * numerics_rig.h: small attention calls with every number in the test's hands. q, key and val are
  * indexed by sequence and token whatever the batch looks like. V starts as the identity (key j holds 1
- * in number j), so that out is the softmax itself: rig_seen tells which keys a row saw, rig_score the
- * score each had. The cache starts as 0xFF bytes, NaN in every type.
+ * in number j), so that out is the softmax itself, and rig_seen tells which keys a row
+ * saw. The cache starts as 0xFF bytes, NaN in every type.
  */
 #ifndef FOLIO_NUMERICS_RIG_H
 #define FOLIO_NUMERICS_RIG_H
@@ -22,7 +22,6 @@ typedef struct rig {
     folio_tensors t;        /* options of the call; the rig fills q, k, v, out, lse      */
     uint32_t types;         /* the plan's; 0: the type of rig_run                       */
     bool no_kv;             /* k = v = NULL                                             */
-    bool keep_context;      /* the test stores the context itself                       */
     int64_t q_rows_off;     /* rows of q and out too many                               */
     int64_t kv_rows_off;    /* rows of k and v too many                                 */
     int64_t num_seqs;
@@ -64,7 +63,8 @@ void rig_each_engine(void (*body)(rig_engine e));
                       (int)(s), (int)(i), (int)(h), seen_a, seen_e);                               \
     } while (0)
 
-/* Fresh numbers; 2 heads, head sizes 8 and 64, F32, a cache of blocks of 4, no sequences. */
+/* Fresh numbers; 2 heads, head sizes 8 and 64, F32, a cache of blocks of 4, no sequences. What was open is closed: the
+ * rig of the last rig_init, when another one begins, and after the body of an ENGINE_TEST. */
 void rig_init(rig *r, folio_context *ctx);
 /* V as random numbers instead of the identity. */
 void rig_random_v(rig *r);
@@ -74,7 +74,7 @@ int64_t rig_slot(const rig *r, int64_t s, int64_t j, bool cross);
 /* Store key j of sequence s as it stands in key and val now. */
 folio_status rig_store(rig *r, int64_t s, int64_t j, bool cross);
 void rig_close(rig *r);
-/* Attention, poisoned cache with the contexts stored, batch and plan. */
+/* Attention, poisoned cache with the contexts stored, batch and plan, in place of those before. */
 folio_status rig_open(rig *r, uint32_t types);
 /* Batch and plan only, anew, over the cache as it is. */
 folio_status rig_replan(rig *r, uint32_t types);
@@ -84,12 +84,10 @@ int64_t rig_new_rows(const rig *r, folio_attention_type type, int64_t s);
 void rig_fill(const rig *r, folio_attention_type type, void *q, void *k, void *v);
 /* One forward of the open rig. Buffers are exactly as long as they must be, for the sanitizers. */
 folio_status rig_forward(rig *r, folio_attention_type type);
-/* Open, one forward; the rig stays open until rig_close. */
+/* Open, one forward. */
 folio_status rig_run(rig *r, folio_attention_type type);
 /* The keys a row saw, one bit each; V must be the identity. */
 uint64_t rig_seen(const rig *r, int64_t s, int64_t i, int64_t h);
-/* The score key j had in a row; V must be the identity. */
-double rig_score(const rig *r, int64_t s, int64_t i, int64_t h, int64_t j);
 /* Bits [first, end). */
 uint64_t rig_range(int64_t first, int64_t end);
 double rig_dot(const float *a, const float *b, int64_t n);

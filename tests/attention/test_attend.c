@@ -6,8 +6,6 @@
 #include "kit/layer.h"
 #include "support.h"
 
-#include <math.h>
-
 #define ARG FOLIO_ERR_ARGUMENT
 
 enum { HEADS = 4, KV_HEADS = 2, DK = 16, DV = 8, BLOCK = 16, BLOCKS = 12, LAYERS = 2, ROWS = 11 };
@@ -97,12 +95,16 @@ static folio_status attend(folio_context *ctx, const args *a, const folio_run *r
     return folio_attend(ctx, &a->attention, a->type, &a->step, a->cache, a->layer, &a->t, run);
 }
 
-/* The long way to the same: all parts by hand, with limits. */
+/* The long way to the same: all parts by hand, with limits and every array. */
 static folio_status by_plan(folio_context *ctx, const args *a, folio_dtype kv_dtype)
 {
+    static const int32_t two_each[SEQS + 1] = {0, 2, 4, 6, 8}, no_context[SEQS] = {5, 1, 2, 3};
+    folio_step step = a->step;
+    if (step.query_start == NULL) step.query_start = two_each;
+    if (step.seq_lens == NULL) step.seq_lens = no_context;
     folio_attention_desc ad = a->attention;
     ad.num_kv_heads = KV_HEADS, ad.k_head_size = DK, ad.v_head_size = DV;
-    ad.dtype = a->t.q.dtype, ad.kv_dtype = kv_dtype;
+    ad.dtype = a->t.q.dtype, ad.kv_dtype = a->cache != NULL ? kv_dtype : ad.dtype;
     const uint32_t types = FOLIO_ATTENTION_BIT(a->type);
     folio_attention *attention = NULL;
     folio_plan *plan = NULL;
@@ -113,7 +115,7 @@ static folio_status by_plan(folio_context *ctx, const args *a, folio_dtype kv_dt
                    .block_size = BLOCK, .num_blocks = BLOCKS, .max_seqs = 9,
                    .max_query_tokens = 100, .max_seq_len = 1000, .max_encoder_tokens = 100);
     CHECK_OK(folio_plan_create(ctx, &pd, &plan));
-    CHECK_OK(folio_batch_set(batch, &a->step));
+    CHECK_OK(folio_batch_set(batch, &step));
     CHECK_OK(folio_plan_update(plan, batch, NULL));
     folio_status status =
         folio_attention_forward(plan, 0, a->type, a->cache, a->layer, &a->t, NULL);
@@ -138,31 +140,87 @@ static bool same_results(const world *a, const world *b)
     return memcmp(a->out, b->out, sizeof a->out) == 0 && memcmp(a->lse, b->lse, sizeof a->lse) == 0;
 }
 
-enum { NUM_CHANGES = 14 };
+/* One change at a time of a good call: an option, a type, another form of the step. */
+enum change {
+    NOTHING,
+    HEADS_GIVEN, /* as the cache has them */
+    NOT_CAUSAL,
+    WINDOW_LEFT,
+    WINDOW_RIGHT,
+    SCALE,
+    SOFT_CAP,
+    SLOPES,
+    SINKS,
+    BIAS,
+    K_SCALE,
+    V_SCALE,
+    K_HEAD_SCALES,
+    V_HEAD_SCALES,
+    ALL_CACHED,
+    POSITIONS,     /* and more queries than keys */
+    ONE_LENGTH,    /* query_start NULL: as many rows for each */
+    WITHOUT_CACHE, /* prompts of lengths that differ, read from k and v only */
+    CROSS,
+    ENCODER,
+    ENCODER_ONLY,
+    NUM_CHANGES
+};
 
-/* One option at a time; c 0: none. */
 static void change(args *a, int c)
 {
-    switch (c) {
-    case 1: a->step.causality_default = FOLIO_CAUSAL_NO; break;
-    case 2: a->attention.windowed = 1, a->attention.window_left = 7; break;
-    case 3:
-        a->attention.windowed = 1, a->attention.window_left = -1, a->attention.window_right = 2;
-        a->step.causality_default = FOLIO_CAUSAL_NO;
+    static const float bias[SEQS * HEADS * 5] = {1, -1, 2};
+    static const int32_t encoder_lens[SEQS] = {14, 17, 0, 9}, encoder_new[SEQS] = {0, 0, 0, 9};
+    static const int32_t encoder_all[SEQS] = {3, 2, 0, 6}, short_lens[SEQS] = {4, 21, 0, 40};
+    static const int32_t two_each[SEQS] = {2, 2, 2, 2}, own[SEQS][STRIDE] = {{3}, {1}, {2}, {7}};
+    static const int64_t first_query[SEQS] = {2, 30, 0, 37}, first_key[SEQS] = {0, 8, 0, 0};
+    folio_attention_desc *d = &a->attention;
+    folio_step *step = &a->step;
+    folio_tensors *t = &a->t;
+    switch ((enum change)c) {
+    case NOTHING:
+    case NUM_CHANGES: break;
+    case HEADS_GIVEN: d->num_kv_heads = KV_HEADS, d->k_head_size = DK, d->v_head_size = DV; break;
+    case NOT_CAUSAL: step->causality_default = FOLIO_CAUSAL_NO; break;
+    case WINDOW_LEFT: d->windowed = 1, d->window_left = 7; break;
+    case WINDOW_RIGHT:
+        d->windowed = 1, d->window_left = -1, d->window_right = 2;
+        step->causality_default = FOLIO_CAUSAL_NO;
         break;
-    case 4: a->attention.scale = 0.7f; break;
-    case 5: a->attention.soft_cap = 1.5f; break;
-    case 6: a->t.slopes = slopes; break;
-    case 7: a->t.sinks = sinks; break;
-    case 8: a->t.k_scale = 0.5f; break;
-    case 9: a->t.v_scale = 2.0f; break;
-    case 10: a->t.k = a->t.v = (folio_tensor){0}; break; /* all keys are cached */
-    case 12: a->t.k_head_scales = head_scales; break;
-    case 13: a->t.v_head_scales = head_scales; break;
-    case 11:
-        a->attention.num_kv_heads = KV_HEADS, a->attention.k_head_size = DK,
-        a->attention.v_head_size = DV;
+    case SCALE: d->scale = 0.7f; break;
+    case SOFT_CAP: d->soft_cap = 1.5f; break;
+    case SLOPES: t->slopes = slopes; break;
+    case SINKS: t->sinks = sinks; break;
+    case BIAS: t->bias = (folio_bias){bias, FOLIO_F32, .dims = {SEQS, HEADS, 5, 1}}; break;
+    case K_SCALE: t->k_scale = 0.5f; break;
+    case V_SCALE: t->v_scale = 2.0f; break;
+    case K_HEAD_SCALES: t->k_head_scales = head_scales; break;
+    case V_HEAD_SCALES: t->v_head_scales = head_scales; break;
+    case ALL_CACHED: t->k = t->v = (folio_tensor){0}; break;
+    case POSITIONS:
+        step->seq_lens = short_lens;
+        step->first_query_pos = first_query, step->first_key_pos = first_key;
+        t->k = t->v = (folio_tensor){0};
         break;
+    case ONE_LENGTH:
+        step->query_start = NULL, step->seq_lens = two_each, step->table.indices = own[0];
+        t->q.tokens = t->k.tokens = t->v.tokens = t->out.tokens = 2 * SEQS;
+        break;
+    case WITHOUT_CACHE:
+        d->num_kv_heads = KV_HEADS, d->k_head_size = DK, d->v_head_size = DV;
+        step->seq_lens = NULL, step->table = (folio_table){.kind = FOLIO_TABLE_NONE};
+        a->cache = NULL, a->layer = 0;
+        break;
+    case CROSS:
+        a->type = FOLIO_ATTENTION_ENCODER_DECODER;
+        step->cross_table = step->table, step->table = (folio_table){.kind = FOLIO_TABLE_NONE};
+        step->encoder_lens = encoder_lens, step->encoder_new_lens = encoder_new;
+        t->k.tokens = t->v.tokens = 9;
+        break;
+    case ENCODER:
+        a->type = FOLIO_ATTENTION_ENCODER;
+        step->encoder_lens = step->encoder_new_lens = encoder_all;
+        break;
+    case ENCODER_ONLY: a->type = FOLIO_ATTENTION_ENCODER_ONLY; break;
     }
 }
 
@@ -183,9 +241,10 @@ static void compare(folio_context *ctx, folio_dtype dtype, folio_dtype kv_dtype,
               folio_dtype_name(dtype), folio_dtype_name(kv_dtype), c);
     CHECK_MSG(same_cache(once.cache, planned.cache), "%s over %s, change %d: another cache",
               folio_dtype_name(dtype), folio_dtype_name(kv_dtype), c);
-    /* every option counts: scales where the cache is fp8 */
-    bool scale = c == 8 || c == 9 || c >= 12;
-    bool counts = c != 0 && c != 11 && (kv_dtype == FOLIO_FP8_E4M3 || !scale);
+    CHECK(!support_is_poison(once.out, sizeof once.out));
+    /* every change counts: scales where the cache is fp8 */
+    bool scale = c >= K_SCALE && c <= V_HEAD_SCALES;
+    bool counts = c > HEADS_GIVEN && (kv_dtype == FOLIO_FP8_E4M3 || !scale);
     CHECK_MSG(same_results(&once, &plain) != counts, "%s over %s: change %d changes %s",
               folio_dtype_name(dtype), folio_dtype_name(kv_dtype), c,
               counts ? "nothing" : "something");
@@ -205,57 +264,6 @@ BACKEND_TEST(attend, same_bits_as_a_plan)
         for (int c = 0; c < NUM_CHANGES; c++) compare(ctx, types[t][0], types[t][1], c);
 }
 
-/* Prompts of lengths that differ, read from k and v only; block tables and contexts are for caches. */
-BACKEND_TEST(attend, without_a_cache)
-{
-    static const int32_t news[SEQS] = {5, 1, 2, 3};
-    static world once, planned;
-    open_world(&once, ctx, FOLIO_F32, FOLIO_F32);
-    open_world(&planned, ctx, FOLIO_F32, FOLIO_F32);
-    args a = good_args(&once), b = good_args(&planned);
-    a.cache = b.cache = NULL;
-    a.layer = b.layer = 0;
-    REFUSED(attend(ctx, &a, NULL), ARG, "table|without a cache");
-    a.step.table = b.step.table = (folio_table){.kind = FOLIO_TABLE_NONE};
-    a.attention.num_kv_heads = KV_HEADS, a.attention.k_head_size = DK, a.attention.v_head_size = DV;
-    REFUSED(attend(ctx, &a, NULL), ARG, "seq 1|context|cache");
-    a.step.seq_lens = NULL; /* no context */
-    b.step.seq_lens = news;
-    CHECK_OK(attend(ctx, &a, NULL));
-    CHECK_OK(by_plan(ctx, &b, FOLIO_F32));
-    CHECK(same_results(&once, &planned));
-    folio_kv_cache_destroy(once.cache);
-    folio_kv_cache_destroy(planned.cache);
-}
-
-/* query_start NULL: as many rows for each. */
-BACKEND_TEST(attend, queries_of_one_length)
-{
-    enum { EACH = 2, N = SEQS * EACH };
-    static const int32_t by_hand[SEQS + 1] = {0, 2, 4, 6, 8}, news[SEQS] = {2, 2, 2, 2};
-    static const int32_t own[SEQS][STRIDE] = {{3}, {1}, {2}, {7}};
-    static world once, planned;
-    open_world(&once, ctx, FOLIO_F32, FOLIO_F32);
-    open_world(&planned, ctx, FOLIO_F32, FOLIO_F32);
-    args a = good_args(&once), b = good_args(&planned);
-    a.step.table.indices = b.step.table.indices = own[0];
-    a.t.q.tokens = a.t.k.tokens = a.t.v.tokens = a.t.out.tokens = N;
-    b.t.q.tokens = b.t.k.tokens = b.t.v.tokens = b.t.out.tokens = N;
-    a.step.query_start = NULL, b.step.query_start = by_hand;
-    a.step.seq_lens = b.step.seq_lens = news;
-    CHECK_OK(attend(ctx, &a, NULL));
-    CHECK_OK(by_plan(ctx, &b, FOLIO_F32));
-    CHECK(same_results(&once, &planned));
-    CHECK(same_cache(once.cache, planned.cache));
-    /* nothing to do is done */
-    a.step.num_seqs = 0;
-    a.t.q.tokens = a.t.k.tokens = a.t.v.tokens = a.t.out.tokens = 0;
-    CHECK_OK(attend(ctx, &a, NULL));
-    CHECK(same_results(&once, &planned));
-    folio_kv_cache_destroy(once.cache);
-    folio_kv_cache_destroy(planned.cache);
-}
-
 #define BAD(words, ...)                                                                            \
     do {                                                                                           \
         args a = good_args(&w);                                                                    \
@@ -268,8 +276,7 @@ BACKEND_TEST(attend, bad_arguments_write_nothing)
 {
     static world w, untouched;
     static const int32_t falling[SEQS + 1] = {0, 5, 4, 8, ROWS}, late[SEQS + 1] = {1, 5, 6, 8, 11};
-    static const int32_t shorter[SEQS + 1] = {0, 5, 6, 8, 10}, low[SEQS] = {5, 21, -1, 40};
-    static const int32_t few[SEQS] = {4, 21, 2, 40};
+    static const int32_t shorter[SEQS + 1] = {0, 5, 6, 8, 10};
     static const int32_t outside[SEQS][STRIDE] = {{3}, {1, BLOCKS}, {0}, {7, 11, 0}};
     static const int32_t shared[SEQS][STRIDE] = {{4}, {1, 4}, {0}, {7, 11, 0}};
     open_world(&w, ctx, FOLIO_F32, FOLIO_F32);
@@ -288,29 +295,23 @@ BACKEND_TEST(attend, bad_arguments_write_nothing)
     BAD("11|query_start[4] is 10", a.step.query_start = shorter);
     BAD("query_start[2] = 4|query_start[1] = 5", a.step.query_start = falling);
     BAD("query_start|align", a.step.query_start = (const void *)((const char *)starts + 1));
-    BAD("seq_lens|align", a.step.seq_lens = (const void *)((const char *)lens + 2));
-    BAD("table.indices|align", a.step.table.indices = (const void *)((const char *)tables + 1));
-    BAD("row_stride|-1", a.step.table.row_stride = -1);
-    BAD("seq 1|1 blocks|need 2", a.step.table.row_stride = 1);
-    BAD("seq_lens[2] = -1", a.step.seq_lens = low);
-    BAD("seq 0|5|4|positions", a.step.seq_lens = few);
-    BAD("table.indices is NULL", a.step.table.indices = NULL);
     BAD("block_table", a.step.table = (folio_table){.kind = FOLIO_TABLE_NONE});
     BAD("seq 1|12", a.step.table.indices = outside[0]);
     BAD("seq 0|seq 1|slot 68, in block 4", a.step.table.indices = shared[0]);
     BAD("layer|2", a.layer = 2);
-    BAD("layer|-1", a.layer = -1);
     BAD("num_heads|3", a.attention.num_heads = 3);
-    BAD("num_heads|0", a.attention.num_heads = 0);
-    BAD("kv heads|1", a.attention.num_kv_heads = 1);
     BAD("k|without v", a.t.v.data = NULL);
     BAD("out|10|11", a.t.out.tokens = 10);
-    BAD("causality|3", a.step.causality_default = (folio_causality)3);
-    BAD("scale", a.attention.scale = NAN);
     BAD("folio_attention_desc", a.attention.struct_size = 0);
     BAD("folio_step", a.step.struct_size = 0);
     BAD("folio_tensors", a.t.struct_size = 0);
     args a = good_args(&w);
+    a.cache = NULL;
+    REFUSED(attend(ctx, &a, NULL), ARG, "table|without a cache");
+    change(&a, WITHOUT_CACHE);
+    a.step.seq_lens = lens;
+    REFUSED(attend(ctx, &a, NULL), ARG, "seq 1|context|cache");
+    a = good_args(&w);
     REFUSED(attend(NULL, &a, NULL), ARG, "ctx");
     REFUSED(folio_attend(ctx, NULL, a.type, &a.step, a.cache, 1, &a.t, NULL), ARG, "attention");
     REFUSED(folio_attend(ctx, &a.attention, a.type, NULL, a.cache, 1, &a.t, NULL), ARG, "step");
@@ -319,56 +320,17 @@ BACKEND_TEST(attend, bad_arguments_write_nothing)
     const folio_run stream = {.struct_size = sizeof stream, .stream = &w};
     REFUSED(attend(ctx, &a, &stream), ARG, "stream");
     CHECK(same_results(&w, &untouched) && same_cache(w.cache, untouched.cache));
+    /* nothing to do is done */
+    a.step.num_seqs = 0, a.step.query_start = NULL;
+    a.t.q.tokens = a.t.k.tokens = a.t.v.tokens = a.t.out.tokens = 0;
+    CHECK_OK(attend(ctx, &a, NULL));
+    CHECK(same_results(&w, &untouched) && same_cache(w.cache, untouched.cache));
     /* a workspace is not looked at */
+    a = good_args(&w);
     const folio_run small = {.struct_size = sizeof small, .workspace = &w, .workspace_size = 1};
     CHECK_OK(attend(ctx, &a, &small));
     folio_kv_cache_destroy(w.cache);
     folio_kv_cache_destroy(untouched.cache);
-}
-
-/* All types, positions, a bias, and more queries than keys. */
-BACKEND_TEST(attend, whatever_a_plan_can_do)
-{
-    static const int32_t encoder_lens[SEQS] = {14, 17, 0, 9}, encoder_new[SEQS] = {0, 0, 0, 9};
-    static const int32_t encoder_all[SEQS] = {3, 2, 0, 6}, short_lens[SEQS] = {4, 21, 0, 40};
-    static const int64_t first_query[SEQS] = {2, 30, 0, 37}, first_key[SEQS] = {0, 8, 0, 0};
-    static const float bias[SEQS * HEADS * 5] = {1, -1, 2};
-    enum { CROSS, ENCODER, ENCODER_ONLY, POSITIONS, BIAS, NUM };
-    for (int c = 0; c < NUM; c++) {
-        static world once, planned;
-        open_world(&once, ctx, FOLIO_F32, FOLIO_F32);
-        open_world(&planned, ctx, FOLIO_F32, FOLIO_F32);
-        args both[2] = {good_args(&once), good_args(&planned)};
-        for (int i = 0; i < 2; i++) {
-            args *a = &both[i];
-            if (c == CROSS) {
-                a->type = FOLIO_ATTENTION_ENCODER_DECODER;
-                a->step.cross_table = a->step.table;
-                a->step.table = (folio_table){.kind = FOLIO_TABLE_NONE};
-                a->step.encoder_lens = encoder_lens, a->step.encoder_new_lens = encoder_new;
-                a->t.k.tokens = a->t.v.tokens = 9;
-            } else if (c == ENCODER) {
-                a->type = FOLIO_ATTENTION_ENCODER;
-                a->step.encoder_lens = a->step.encoder_new_lens = encoder_all;
-            } else if (c == ENCODER_ONLY) {
-                a->type = FOLIO_ATTENTION_ENCODER_ONLY;
-            } else if (c == POSITIONS) {
-                a->step.seq_lens = short_lens;
-                a->step.first_query_pos = first_query, a->step.first_key_pos = first_key;
-                a->t.k = a->t.v = (folio_tensor){0};
-            } else {
-                a->t.bias =
-                    (folio_bias){.data = bias, .dtype = FOLIO_F32, .dims = {SEQS, HEADS, 5, 1}};
-            }
-        }
-        CHECK_OK(attend(ctx, &both[0], NULL));
-        CHECK_OK(by_plan(ctx, &both[1], FOLIO_F32));
-        CHECK_MSG(same_results(&once, &planned), "case %d: other bits than a plan's", c);
-        CHECK_MSG(same_cache(once.cache, planned.cache), "case %d: another cache", c);
-        CHECK(!support_is_poison(once.out, sizeof once.out));
-        folio_kv_cache_destroy(once.cache);
-        folio_kv_cache_destroy(planned.cache);
-    }
 }
 
 /* Rows that are not q's are refused before memory is asked for. */
@@ -395,7 +357,6 @@ TEST(attend, rows_are_checked_before_memory_is_made_for_them)
     folio_context_destroy(ctx);
 }
 
-/* Whichever allocation fails: refused, nothing written, nothing left. */
 /* A newer client's structs are longer; what the library does not know of them is zero. */
 TEST(attend, structs_of_a_newer_client)
 {
@@ -434,6 +395,7 @@ TEST(attend, structs_of_a_newer_client)
     folio_context_destroy(ctx);
 }
 
+/* Whichever allocation fails: refused, nothing written, nothing left. */
 TEST(attend, out_of_memory)
 {
     static world w, untouched;

@@ -7,7 +7,6 @@
 #include "support.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 enum { MAX_SEQS = 160, MAX_TABLE = 24, MAX_NEW = 64 };
 
@@ -35,10 +34,11 @@ typedef struct {
 
 static int blocks_for(int len, int block_size) { return (len + block_size - 1) / block_size; }
 
+/* There is one at a time, and so with arrays. */
 static tables *tables_make(const step *s)
 {
-    tables *t = malloc(sizeof *t);
-    if (t == NULL) abort();
+    static tables one;
+    tables *t = &one;
     /* Past what a length needs: numbers no batch may look at. */
     memset(t, 0x81, sizeof *t);
     t->s = *s;
@@ -116,8 +116,9 @@ typedef struct {
 
 static arrays *arrays_make(const tables *t)
 {
-    arrays *m = calloc(1, sizeof *m);
-    if (m == NULL) abort();
+    static arrays one;
+    arrays *m = &one;
+    memset(m, 0, sizeof *m);
     for (int i = 0; i < t->s.num_seqs; i++) {
         const seq_plan *q = &t->s.seqs[i];
         int n = blocks_for(q->seq_len, t->s.block_size);
@@ -325,17 +326,14 @@ static void check_same_bias(folio_context *ctx, folio_batch *a, folio_batch *b, 
     CHECK_OK(folio_attention_create(ctx, &d, &attention));
     const float slopes[2] = {0.5f, 0.125f};
     enum { CAPACITY = 2 * 64 * 256 };
-    float *x = malloc(CAPACITY * sizeof *x), *y = malloc(CAPACITY * sizeof *y);
-    if (x == NULL || y == NULL) abort();
+    static float x[CAPACITY], y[CAPACITY];
     for (int i = 0; i < num_seqs; i++) {
-        memset(x, 0xFF, CAPACITY * sizeof *x);
-        memset(y, 0xFF, CAPACITY * sizeof *y);
+        memset(x, 0xFF, sizeof x);
+        memset(y, 0xFF, sizeof y);
         CHECK_OK(folio_bias_write(attention, a, FOLIO_ATTENTION_DECODER, i, slopes, x, CAPACITY));
         CHECK_OK(folio_bias_write(attention, b, FOLIO_ATTENTION_DECODER, i, slopes, y, CAPACITY));
-        CHECK_MSG(memcmp(x, y, CAPACITY * sizeof *x) == 0, "seq %d: another bias", i);
+        CHECK_MSG(memcmp(x, y, sizeof x) == 0, "seq %d: another bias", i);
     }
-    free(x);
-    free(y);
     folio_attention_destroy(attention);
 }
 
@@ -387,39 +385,63 @@ static const step steps[] = {
     {.seqs = prompts, .num_seqs = 0, .block_size = 16},
 };
 
-BACKEND_TEST(batch, builder)
+/* The step as 2-D tables, with garbage past what lengths need; as CSR, with lengths or with last_block_len; both with
+ * indices of 64 bits, self and cross. */
+enum { ROWS, CSR, CSR_LAST, WIDE_ROWS, WIDE_CSR, NUM_FORMS };
+
+static folio_status set_wide(folio_batch *b, const tables *t, const arrays *m, bool csr)
 {
-    for (int i = 0; i < COUNT_OF(steps); i++) {
-        tables *t = tables_make(&steps[i]);
-        folio_batch *batch = build(ctx, t);
-        if (batch != NULL) check_batch(batch, t);
-        folio_batch_destroy(batch);
-        free(t);
+    static int64_t rows[2][MAX_SEQS][MAX_TABLE], flat[2][MAX_SEQS * MAX_TABLE];
+    int32_t cross_start[MAX_SEQS + 1] = {0};
+    memset(rows, 0x81, sizeof rows);
+    for (int s = 0; s < t->s.num_seqs; s++) {
+        int n = m->indptr[s + 1] - m->indptr[s];
+        int nc = blocks_for(t->s.seqs[s].encoder_len, t->s.block_size);
+        for (int k = 0; k < n; k++) rows[0][s][k] = flat[0][m->indptr[s] + k] = t->table[s][k];
+        for (int k = 0; k < nc; k++) rows[1][s][k] = flat[1][cross_start[s] + k] = t->cross[s][k];
+        cross_start[s + 1] = cross_start[s] + nc;
+    }
+    folio_step given = m->a;
+    const int32_t *const starts[2] = {m->indptr, cross_start};
+    for (int c = 0; c <= t->s.cross; c++)
+        *(c ? &given.cross_table : &given.table) = csr ? (folio_table){.kind = FOLIO_TABLE_CSR,
+                                                                       .index_bytes = 8,
+                                                                       .indices = flat[c],
+                                                                       .start = starts[c]}
+                                                       : (folio_table){.kind = FOLIO_TABLE_ROWS,
+                                                                       .index_bytes = 8,
+                                                                       .indices = rows[c],
+                                                                       .row_stride = MAX_TABLE};
+    return folio_batch_set(b, &given);
+}
+
+static folio_status set_form(folio_batch *b, const tables *t, const arrays *m, int form)
+{
+    folio_step bare = m->a;
+    bare.seq_lens = NULL;
+    switch (form) {
+    case ROWS: return support_set_rows(b, &m->a, &t->table[0][0], MAX_TABLE);
+    case CSR: return support_set_csr(b, &m->a, m->indptr, m->indices, NULL);
+    case CSR_LAST: return support_set_csr(b, &bare, m->indptr, m->indices, m->last_block_len);
+    default: return set_wide(b, t, m, form == WIDE_CSR);
     }
 }
 
-/* 2-D tables with garbage past what lengths need, CSR with and without seq_lens. */
-BACKEND_TEST(batch, block_tables_and_csr_say_the_same)
+BACKEND_TEST(batch, every_form_says_the_same)
 {
     for (int i = 0; i < COUNT_OF(steps); i++) {
         tables *t = tables_make(&steps[i]);
         arrays *m = arrays_make(t);
         folio_batch *a = build(ctx, t), *b = make_batch(ctx, &steps[i]);
         REQUIRE_TEST(a != NULL && b != NULL);
-        CHECK_OK(support_set_rows(b, &m->a, &t->table[0][0], MAX_TABLE));
-        check_batch(b, t);
-        check_same_bias(ctx, a, b, t->s.num_seqs);
-        CHECK_OK(support_set_csr(b, &m->a, m->indptr, m->indices, NULL));
-        check_batch(b, t);
-        check_same_bias(ctx, a, b, t->s.num_seqs);
-        folio_step bare = m->a;
-        bare.seq_lens = NULL;
-        CHECK_OK(support_set_csr(b, &bare, m->indptr, m->indices, m->last_block_len));
-        check_batch(b, t);
+        check_batch(a, t);
+        for (int form = 0; form < NUM_FORMS; form++) {
+            CHECK_OK(set_form(b, t, m, form));
+            check_batch(b, t);
+            check_same_bias(ctx, a, b, t->s.num_seqs);
+        }
         folio_batch_destroy(a);
         folio_batch_destroy(b);
-        free(m);
-        free(t);
     }
 }
 
@@ -447,46 +469,6 @@ BACKEND_TEST(batch, slot_lists_say_the_same)
     }
     folio_batch_destroy(a);
     folio_batch_destroy(b);
-    free(m);
-    free(t);
-}
-
-/* Tables of 64-bit indices, self and cross, as rows and one after another. */
-BACKEND_TEST(batch, wide_indices_say_the_same)
-{
-    static int64_t rows[2][MAX_SEQS][MAX_TABLE], flat[2][MAX_SEQS * MAX_TABLE];
-    for (int i = 0; i < COUNT_OF(steps); i++) {
-        tables *t = tables_make(&steps[i]);
-        arrays *m = arrays_make(t);
-        folio_batch *b = make_batch(ctx, &steps[i]);
-        REQUIRE_TEST(b != NULL);
-        int32_t cross_start[MAX_SEQS + 1] = {0};
-        memset(rows, 0x81, sizeof rows); /* past what lengths need nothing is read */
-        for (int s = 0; s < t->s.num_seqs; s++) {
-            int n = m->indptr[s + 1] - m->indptr[s];
-            int nc = blocks_for(t->s.seqs[s].encoder_len, t->s.block_size);
-            for (int k = 0; k < n; k++) rows[0][s][k] = flat[0][m->indptr[s] + k] = t->table[s][k];
-            for (int k = 0; k < nc; k++)
-                rows[1][s][k] = flat[1][cross_start[s] + k] = t->cross[s][k];
-            cross_start[s + 1] = cross_start[s] + nc;
-        }
-        const folio_table wide[2][2] = {
-            {{.kind = FOLIO_TABLE_ROWS, .indices = rows[0], .row_stride = MAX_TABLE},
-             {.kind = FOLIO_TABLE_ROWS, .indices = rows[1], .row_stride = MAX_TABLE}},
-            {{.kind = FOLIO_TABLE_CSR, .indices = flat[0], .start = m->indptr},
-             {.kind = FOLIO_TABLE_CSR, .indices = flat[1], .start = cross_start}}};
-        for (int form = 0; form < 2; form++) {
-            folio_step s = m->a;
-            s.table = wide[form][0];
-            if (t->s.cross) s.cross_table = wide[form][1];
-            s.table.index_bytes = s.cross_table.index_bytes = 8;
-            CHECK_OK(folio_batch_set(b, &s));
-            check_batch(b, t);
-        }
-        folio_batch_destroy(b);
-        free(m);
-        free(t);
-    }
 }
 
 /* One length and one causality for all sequences. */
@@ -505,7 +487,6 @@ BACKEND_TEST(batch, a_step_of_like_sequences)
     check_same_bias(ctx, a, b, 2);
     folio_batch_destroy(a);
     folio_batch_destroy(b);
-    free(t);
 }
 
 /* query_start NULL: one token each. Optional arrays left out. */
@@ -524,8 +505,6 @@ BACKEND_TEST(batch, arrays_have_defaults)
     CHECK_OK(support_set_rows(b, &bare, NULL, 0));
     check_batch(b, t);
     folio_batch_destroy(b);
-    free(m);
-    free(t);
 }
 
 BACKEND_TEST(batch, without_a_cache)
@@ -537,7 +516,6 @@ BACKEND_TEST(batch, without_a_cache)
     check_batch(batch, t);
     CHECK_INT(folio_batch_is_complete(batch, FOLIO_ATTENTION_DECODER, NULL), 0); /* for a cache */
     folio_batch_destroy(batch);
-    free(t);
 }
 
 /* Slots given: they are the mapping, whatever the table says; -1 among them. */
@@ -601,7 +579,6 @@ BACKEND_TEST(batch, views_live_together_and_inputs_are_copied)
     CHECK_INT(p.query_lens[1], 8);
     CHECK_INT(p.context_lens[1], 16);
     folio_batch_destroy(batch);
-    free(t);
 }
 
 /* ------------------------------------------------------------------------ reuse, growth, memory */
@@ -617,7 +594,6 @@ BACKEND_TEST(batch, clear_and_reuse)
         folio_batch_clear(batch);
         t->s.num_seqs = 0;
         check_batch(batch, t);
-        free(t);
     }
     folio_batch_destroy(batch);
 }
@@ -650,7 +626,6 @@ BACKEND_TEST(batch, grows_past_its_capacities)
     t->s.num_seqs = MAX_SEQS;
     check_batch(batch, t);
     folio_batch_destroy(batch);
-    free(t);
 }
 
 TEST(batch, within_its_capacities_it_allocates_nothing)
@@ -683,8 +658,6 @@ TEST(batch, within_its_capacities_it_allocates_nothing)
     folio_context_destroy(ctx);
     CHECK_INT(counter.live, 0);
     CHECK_INT(counter.faults, 0);
-    free(m);
-    free(t);
 }
 
 /* --------------------------------------------------------------------------------- completeness */
@@ -772,7 +745,6 @@ BACKEND_TEST(batch, block_size_of_a_cache_or_none)
     const int32_t slots[9] = {8, 7, 6, 5, 4, 3, 2, 1, 0}, nine[2] = {0, 9};
     CHECK_OK(support_set_slots(batch, &a, nine, slots, 4));
     folio_batch_destroy(batch);
-    (void)backend;
 }
 
 /* -------------------------------------------------------------------------------------- padding */
@@ -807,7 +779,6 @@ BACKEND_TEST(batch, a_forgotten_length_is_not_padding)
         CHECK_INT(info.num_padding_tokens, 2);
     }
     folio_batch_destroy(batch);
-    (void)backend;
 }
 
 /* --------------------------------------------------------------------------------------- errors */
@@ -823,8 +794,6 @@ BACKEND_TEST(batch, a_forgotten_length_is_not_padding)
         t->s.num_seqs = 0;                                                                         \
         check_batch(batch, t);                                                                     \
         folio_batch_destroy(batch);                                                                \
-        free(m);                                                                                   \
-        free(t);                                                                                   \
     } while (0)
 
 #define BAD_ARRAYS(words, change)                                                                  \
@@ -880,9 +849,12 @@ BACKEND_TEST(batch, bad_csr_leaves_it_empty)
     BAD_CSR("last_block_len", &bare, m->indptr, m->indices, NULL, );
     BAD_CSR("table.start[3] = 2|table.start[2] = 3", &m->a, falls, m->indices, NULL, );
     BAD_CSR("table.start[0] is 1", &m->a, from_one, m->indices, NULL, );
-    BAD_CSR("17", &bare, m->indptr, m->indices, m->last_block_len, m->last_block_len[0] = 17);
-    BAD_CSR("0", &bare, m->indptr, m->indices, m->last_block_len, m->last_block_len[0] = 0);
-    BAD_CSR("-1", &bare, m->indptr, m->indices, m->last_block_len, m->last_block_len[1] = -1);
+    BAD_CSR("last_block_len[0] = 17", &bare, m->indptr, m->indices, m->last_block_len,
+            m->last_block_len[0] = 17);
+    BAD_CSR("last_block_len[0] = 0|[1, 16]", &bare, m->indptr, m->indices, m->last_block_len,
+            m->last_block_len[0] = 0);
+    BAD_CSR("last_block_len[1] = -1", &bare, m->indptr, m->indices, m->last_block_len,
+            m->last_block_len[1] = -1);
     BAD_CSR("40", &m->a, m->indptr, m->indices, NULL, m->seq_lens[1] = 40); /* of one block */
     BAD_SET(
         "table.start[5] = 4|num_indices 3", folio_batch_set(batch, &m->a),
@@ -997,7 +969,6 @@ BACKEND_TEST(batch, bad_sequence_is_not_added)
     REFUSED(folio_batch_get_info(batch, NULL), FOLIO_ERR_ARGUMENT, "NULL");
     check_batch(batch, t);
     folio_batch_destroy(batch);
-    free(t);
 }
 
 TEST(batch, a_step_that_is_rejected_leaves_the_block_size)

@@ -597,7 +597,7 @@ static void tally_sequences(const golden_case *c, tally *t)
 {
     bool decode = false, several = false, chunk = false, prompt = false, padding = false;
     bool released = false, unstored = false, free_view = false, pos = false, fresh = false;
-    bool cached = false, more = false;
+    bool cached = false, more = false, ignored = false, phase = false;
     for (int64_t i = 0; i < c->num_seqs; i++) {
         const golden_seq *s = &c->seqs[i];
         decode = decode || (s->q == 1 && s->s > 1);
@@ -608,6 +608,8 @@ static void tally_sequences(const golden_case *c, tally *t)
         free_view =
             free_view || (s->causal == FOLIO_CAUSAL_NO && c->type == FOLIO_ATTENTION_DECODER);
         pos = pos || (s->pos_given && c->type == FOLIO_ATTENTION_DECODER);
+        ignored = ignored || (s->pos_given && c->type != FOLIO_ATTENTION_DECODER);
+        phase = phase || s->phase != FOLIO_PHASE_AUTO;
         more = more || (s->s > 0 && s->q > s->s && c->type == FOLIO_ATTENTION_DECODER);
         fresh = fresh || s->enc_new > 0;
         cached = cached || s->enc > s->enc_new;
@@ -626,6 +628,8 @@ static void tally_sequences(const golden_case *c, tally *t)
     saw(t, "slot -1", unstored);
     saw(t, "a decoder that is not causal", free_view);
     saw(t, "first positions", pos);
+    saw(t, "first positions that count for nothing", ignored);
+    saw(t, "a phase that is given", phase);
     saw(t, "more queries than keys", more);
     saw(t, "cross attention, some new, some cached", cross && fresh && cached && c->kv_given);
     saw(t, "cross attention without a cache", cross && c->cache.num_blocks == 0);
@@ -643,6 +647,8 @@ static void tally_case(golden_case *c, void *user)
         saw(t, name, c->cache.num_blocks > 0 && (int)c->cache.dtype == i);
         snprintf(name, sizeof name, "q of %s", folio_dtype_name((folio_dtype)i));
         if (i <= FOLIO_BF16) saw(t, name, (int)a->dtype == i);
+        snprintf(name, sizeof name, "bias of %s", folio_dtype_name((folio_dtype)i));
+        if (i <= FOLIO_BF16) saw(t, name, (int)c->bias_dtype == i);
     }
     for (int i = 0; i < FOLIO_NUM_LAYOUTS; i++) {
         snprintf(name, sizeof name, "layout %s", folio_layout_name((folio_layout)i));
@@ -667,7 +673,10 @@ static void tally_case(golden_case *c, void *user)
     saw(t, "scales per kv head", c->head_scales[0] && c->head_scales[1] && c->cache.num_blocks > 0);
     saw(t, "explicit scale", a->scale != 0);
     saw(t, "sinks", c->sinks != NULL);
-    saw(t, "bias", c->bias_dtype != 0);
+    for (int i = 0; i < 4; i++) {
+        snprintf(name, sizeof name, "bias with dim %d broadcast", i);
+        saw(t, name, c->bias_dtype != 0 && c->bias_dims[i] == 1);
+    }
     saw(t, "bias that blinds rows", c->bias_dtype != 0 && c->bias_blind > 0);
     saw(t, "lse", c->lse != NULL);
     saw(t, "FOLIO_KV_APPEND", c->append);

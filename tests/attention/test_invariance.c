@@ -275,27 +275,6 @@ LONG_TEST(invariance, every_chunking_on_every_level)
     }
 }
 
-/* A context, then decode steps: the rows of the whole's tail. */
-TEST(invariance, decode_equals_whole)
-{
-    REQUIRE_TEST(open_pools(NULL));
-    for (int n = 0; n < NUM_OPTIONS; n++) {
-        option chosen = option_at(n), *o = &chosen;
-        kit_seq whole = {.id = 7, .query_len = 61, .seq_len = 61};
-        kit_result expected;
-        if (run_whole(o, FOLIO_ATTENTION_DECODER, &whole, &expected)) {
-            int64_t pieces[13] = {49, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-            for (int64_t t = 0; t < MAX_THREADS; t++) {
-                company c = company_of(t + 8 * (n % 2));
-                check_pieces(o, pools[c.threads], FOLIO_ATTENTION_DECODER, &whole, pieces, 13, c,
-                             &expected);
-            }
-        }
-        kit_result_free(&expected);
-    }
-    close_pools();
-}
-
 /* ---- Past several splits -------------------------------------------------------------------- */
 
 /* Long enough for three splits and a rest; 0 when the plan never cuts keys. */
@@ -459,30 +438,6 @@ TEST(invariance, threads_change_nothing)
     close_pools();
 }
 
-/* Alone, first, last and in the middle of crowds of every size; cross attention decoded too. */
-TEST(invariance, alone_equals_crowd)
-{
-    REQUIRE_TEST(open_pools(NULL));
-    option chosen = option_at(0), *o = &chosen;
-    for (int type = 0; type < 2; type++) {
-        folio_attention_type t = type ? FOLIO_ATTENTION_ENCODER_DECODER : FOLIO_ATTENTION_DECODER;
-        kit_seq whole = {.id = 7, .query_len = 19, .seq_len = 44};
-        if (type) whole.encoder_len = whole.encoder_new_len = 35;
-        kit_result expected;
-        if (run_whole(o, t, &whole, &expected)) {
-            const int64_t cuts[][4] = {{19, 0, 0, 0}, {1, 18, 0, 0}, {18, 1, 0, 0}, {5, 1, 1, 12}};
-            const int64_t counts[] = {1, 2, 2, 4};
-            for (int n = 0; n < 4 * 5 * 2; n++) {
-                company c = {.threads = 1 + n % 3, .num_crowd = n / 2 % 5, .crowd_first = n % 2};
-                check_pieces(o, pools[c.threads], t, &whole, cuts[n / 10], counts[n / 10], c,
-                             &expected);
-            }
-        }
-        kit_result_free(&expected);
-    }
-    close_pools();
-}
-
 typedef enum { SEQUENTIAL, REVERSE, ODD_THEN_EVEN, REAL_THREADS, NUM_ORDERS } order;
 
 typedef struct {
@@ -576,46 +531,6 @@ TEST(invariance, layouts_change_nothing)
         o.spec.block_size = block_sizes[n / 12 / FOLIO_NUM_LAYOUTS];
         o.name = folio_layout_name(o.spec.layout);
         for (int s = 0; s < 2; s++) check_same(&native, &o, &seqs[s]);
-    }
-    close_pools();
-}
-
-TEST(invariance, block_numbers_change_nothing)
-{
-    REQUIRE_TEST(open_pools(NULL));
-    kit_seq seqs[] = {{.id = 7, .query_len = 21, .seq_len = 50},
-                      {.id = 7, .query_len = 1, .seq_len = 1300}};
-    option base = {"few blocks", {.seed = 9, .num_heads = 2, .num_kv_heads = 1, .k_head_size = 16}};
-    for (int64_t blocks = 100; blocks < 1000; blocks += 101) {
-        option o = base;
-        o.name = "more blocks, other numbers";
-        o.spec.num_blocks = blocks;
-        for (int s = 0; s < 2; s++) check_same(&base, &o, &seqs[s]);
-    }
-    close_pools();
-}
-
-/* Keys from the cache, appended, or read directly without a cache: the same bits. */
-TEST(invariance, source_of_the_keys_changes_nothing)
-{
-    REQUIRE_TEST(open_pools(NULL));
-    const folio_dtype dtypes[] = {FOLIO_F32, FOLIO_F16, FOLIO_BF16};
-    for (int d = 0; d < 3; d++) {
-        option cached = {"cached",
-                         {.seed = 9, .num_heads = 2, .num_kv_heads = 1, .k_head_size = 16}};
-        cached.spec.dtype = dtypes[d];
-        option appended = cached, direct = cached;
-        appended.name = "appended";
-        appended.spec.append = true;
-        direct.name = "direct";
-        direct.spec.no_cache = true;
-        kit_seq chunk = {.id = 7, .query_len = 21, .seq_len = 50};
-        kit_seq decode = {.id = 7, .query_len = 1, .seq_len = 1300};
-        kit_seq prompt = {.id = 7, .query_len = 600, .seq_len = 600};
-        check_same(&cached, &appended, &chunk);
-        check_same(&cached, &appended, &decode);
-        check_same(&cached, &appended, &prompt);
-        check_same(&cached, &direct, &prompt);
     }
     close_pools();
 }

@@ -1,7 +1,7 @@
 /*
  * test_rotary.c: rotary embedding. Rows of k against the formula in float64, for every scaling, pairing and choice of
- * dims; a forward against one whose q and k were rotated before; the same bits whole, in pieces, appended and stored by a
- * call; NaN; positions; bad input.
+ * dims; the same bits whole, in pieces, appended and stored by a call; NaN; positions; bad input. A forward against one
+ * whose q and k were rotated before: `folio check --filter rotary`.
  */
 #include "api/errors_rig.h"
 
@@ -171,71 +171,6 @@ BACKEND_TEST(rotary, frequencies_and_tables_are_as_good_as_theta)
 
 /* ------------------------------------------------------------------------------------- forwards */
 
-static const kit_seq some_seqs[] = {
-    {.query_len = 33, .seq_len = 33, .encoder_len = 21, .encoder_new_len = 21},
-    {.query_len = 1, .seq_len = 45},
-    {.query_len = 2, .seq_len = 0},
-    {.query_len = 18, .seq_len = 70}};
-static const kit_seq prompts[] = {
-    {.query_len = 33, .seq_len = 33, .encoder_len = 21, .encoder_new_len = 21},
-    {.query_len = 2, .seq_len = 0},
-    {.query_len = 19, .seq_len = 19}};
-
-/* The spec on these sequences, against the formula, and against itself with q and k rotated before. */
-static void check_case(folio_context *ctx, const kit_spec *spec, folio_attention_type type)
-{
-    bool alone = spec->no_cache || type != FOLIO_ATTENTION_DECODER;
-    const kit_seq *seqs = alone ? prompts : some_seqs;
-    int64_t n = alone ? COUNT_OF(prompts) : COUNT_OF(some_seqs);
-    kit_verdict verdict;
-    kit_result a = {0}, b = {0};
-    kit_spec before = *spec;
-    before.rotary_before = true;
-    char what[400];
-    kit_describe(spec, type, seqs, n, what, sizeof what);
-    CHECK_MSG(kit_check(ctx, NULL, spec, type, seqs, n, &verdict), "%s: %s", what, verdict.message);
-    kit_case *h = kit_open(ctx, spec, seqs, n), *pass = kit_open(ctx, &before, seqs, n);
-    if (h != NULL && pass != NULL && kit_forward(h, NULL, type, seqs, n, &a) &&
-        kit_forward(pass, NULL, type, seqs, n, &b)) {
-        CHECK_MSG(kit_rows_equal(&a, 0, &b, 0, a.rows), "%s: a separate pass has other bits", what);
-        CHECK_MSG(kit_hash_cache(kit_cache(h)) == kit_hash_cache(kit_cache(pass)),
-                  "%s: a separate pass leaves another cache", what);
-    } else test_fail(__FILE__, __LINE__, "%s: %s", what, kit_error());
-    kit_result_free(&a);
-    kit_result_free(&b);
-    kit_close(h);
-    kit_close(pass);
-}
-
-BACKEND_TEST(rotary, a_forward_is_as_if_a_pass_had_rotated_q_and_k)
-{
-    static const folio_dtype dtypes[] = {FOLIO_F32, FOLIO_F16, FOLIO_BF16};
-    for (int i = 0; i < 24; i++) {
-        kit_spec s = {.seed = 40 + (uint64_t)i,
-                      .num_heads = 6,
-                      .num_kv_heads = 2,
-                      .k_head_size = i % 4 == 3 ? 96 : 40,
-                      .v_head_size = i % 4 == 3 ? 64 : 0,
-                      .dtype = dtypes[i % 3],
-                      .kv_dtype = i < 12 ? dtypes[i % 3] : support_kv_dtypes[i % 6],
-                      .layout = i % 2 ? FOLIO_LAYOUT_NATIVE : FOLIO_LAYOUT_NHD,
-                      .rotary = i % 5 == 4 ? 6 : 32,
-                      .rotary_first = i % 7 ? 0 : 3,
-                      .rotary_pairing = (folio_rotary_pairing)(i / 3 % 2),
-                      .positions = i % 4 == 1,
-                      .append = i % 6 == 2,
-                      .no_cache = i % 6 == 4,
-                      .strided = i % 3 == 1};
-        if (i % 8 == 7) { /* latent attention: V is what does not rotate */
-            s.v_in_k = true, s.layout = FOLIO_LAYOUT_NATIVE;
-            s.num_kv_heads = 1, s.rotary = 32, s.rotary_first = 64;
-        }
-        check_case(ctx, &s, FOLIO_ATTENTION_DECODER);
-        if (i % 6 == 5) check_case(ctx, &s, FOLIO_ATTENTION_ENCODER);
-        if (i % 6 == 0) check_case(ctx, &s, FOLIO_ATTENTION_ENCODER_ONLY);
-    }
-}
-
 /* Whole, in pieces, token by token; stored by the forward, or appended and stored by a call. */
 BACKEND_TEST(rotary, rows_have_the_same_bits_in_any_pieces)
 {
@@ -316,10 +251,8 @@ BACKEND_TEST(rotary, nan_of_a_hidden_key_never_reaches_a_row)
 }
 
 /* Left out, positions are those of the batch's view, for every type that rotates. */
-BACKEND_TEST(rotary, positions_are_the_views_by_default)
+STEP_TEST(rotary, positions_are_the_views_by_default)
 {
-    fixture f;
-    REQUIRE_TEST(setup_run(&f, ctx));
     folio_rotary *rotary = NULL;
     CHECK_OK(folio_rotary_create(
         ctx, &FOLIO_WITH(folio_rotary_desc, .num_dims = DK, .num_positions = 32), &rotary));
@@ -328,25 +261,24 @@ BACKEND_TEST(rotary, positions_are_the_views_by_default)
         int64_t positions[TOKENS];
         float plain[TOKENS * HEADS * DV], out[TOKENS * HEADS * DV];
         CHECK_OK(
-            folio_batch_get_view(f.batch, (folio_attention_type)type, FOLIO_PHASE_AUTO, &view));
+            folio_batch_get_view(f->batch, (folio_attention_type)type, FOLIO_PHASE_AUTO, &view));
         memcpy(positions, view.positions, (size_t)view.num_query_tokens * sizeof *positions);
-        call c = good_call(&f, PLAIN, (folio_attention_type)type);
+        call c = good_call(f, PLAIN, (folio_attention_type)type);
         size_t bytes = (size_t)c.t.out.tokens * HEADS * DV * sizeof(float);
         CHECK_OK(run_call(&c));
-        memcpy(plain, f.out.data, bytes);
+        memcpy(plain, f->out.data, bytes);
         c.t.rotary = rotary;
         CHECK_OK(run_call(&c));
-        memcpy(out, f.out.data, bytes);
+        memcpy(out, f->out.data, bytes);
         CHECK(memcmp(plain, out, bytes) != 0);
         c.t.positions = positions;
         CHECK_OK(run_call(&c));
-        CHECK(memcmp(f.out.data, out, bytes) == 0);
+        CHECK(memcmp(f->out.data, out, bytes) == 0);
         for (int i = 0; i < view.num_query_tokens; i++) positions[i] = 31 - positions[i];
         CHECK_OK(run_call(&c));
-        CHECK(memcmp(f.out.data, out, bytes) != 0);
+        CHECK(memcmp(f->out.data, out, bytes) != 0);
     }
     folio_rotary_destroy(rotary);
-    teardown(&f);
 }
 
 /* The one call hands both over: rows rotated before give the same. */
@@ -442,10 +374,8 @@ BACKEND_TEST(rotary, bad_descriptions)
     folio_rotary_destroy(made);
 }
 
-BACKEND_TEST(rotary, bad_forwards)
+STEP_TEST(rotary, bad_forwards)
 {
-    fixture f;
-    REQUIRE_TEST(setup_run(&f, ctx));
     folio_rotary *rotary = NULL, *wide = NULL, *few = NULL;
     folio_rotary_desc d = FOLIO_WITH(folio_rotary_desc, .num_dims = DK, .num_positions = 32);
     CHECK_OK(folio_rotary_create(ctx, &d, &rotary));
@@ -464,17 +394,16 @@ BACKEND_TEST(rotary, bad_forwards)
     BAD_DECODER("positions[3]|32|[0, 32)", c.t.rotary = rotary; c.t.positions = positions);
     positions[3] = -1;
     BAD_DECODER("positions[3]|-1", c.t.rotary = rotary; c.t.positions = positions);
-    BAD_DECODER("out|positions", c.t.rotary = rotary; c.t.positions = f.out.data);
-    check_still_serves(&f, __LINE__);
+    BAD_DECODER("out|positions", c.t.rotary = rotary; c.t.positions = f->out.data);
     positions[3] = 3;
-    call c = good_call(&f, PLAIN, FOLIO_ATTENTION_DECODER);
+    call c = good_call(f, PLAIN, FOLIO_ATTENTION_DECODER);
     c.t.rotary = rotary, c.t.positions = positions;
     CHECK_OK(run_call(&c));
     folio_batch_seq s = good_seq(1);
     s.positions_given = 1, s.first_query_pos = -1;
-    CHECK_OK(folio_batch_add(f.batch, &s));
-    CHECK_OK(folio_plan_update(f.plan, f.batch, NULL));
-    c = good_call(&f, PLAIN, FOLIO_ATTENTION_DECODER);
+    CHECK_OK(folio_batch_add(f->batch, &s));
+    CHECK_OK(folio_plan_update(f->plan, f->batch, NULL));
+    c = good_call(f, PLAIN, FOLIO_ATTENTION_DECODER);
     c.t.rotary = rotary;
     c.t.flags = FOLIO_KV_APPEND; /* two tokens share a slot */
     float more[2][(TOKENS + 1) * HEADS * DK] = {{0}};
@@ -484,35 +413,33 @@ BACKEND_TEST(rotary, bad_forwards)
     folio_rotary_destroy(rotary);
     folio_rotary_destroy(wide);
     folio_rotary_destroy(few);
-    teardown(&f);
+    fill_batch(f->batch);
+    CHECK_OK(folio_plan_update(f->plan, f->batch, NULL));
 }
 
-BACKEND_TEST(rotary, bad_writes)
+STEP_TEST(rotary, bad_writes)
 {
-    fixture f;
-    REQUIRE_TEST(setup_run(&f, ctx));
     folio_rotary *rotary = NULL, *wide = NULL;
     folio_rotary_desc d = FOLIO_WITH(folio_rotary_desc, .num_dims = DK, .num_positions = 32);
     CHECK_OK(folio_rotary_create(ctx, &d, &rotary));
     d.num_dims = DK + 2;
     CHECK_OK(folio_rotary_create(ctx, &d, &wide));
     int64_t slots[] = {1, -1, 3}, positions[] = {4, -5, 31};
-    folio_kv_write w = FOLIO_WITH(folio_kv_write, .k = {f.k, FOLIO_F32, 3, 0, 0},
-                                  .v = {f.v, FOLIO_F32, 3, 0, 0}, .slots = slots);
+    folio_kv_write w = FOLIO_WITH(folio_kv_write, .k = {f->k, FOLIO_F32, 3, 0, 0},
+                                  .v = {f->v, FOLIO_F32, 3, 0, 0}, .slots = slots);
     w.rotary = rotary;
-    REFUSED(folio_kv_cache_write(f.cache[PLAIN], 1, &w, NULL), ARG, "rotary|without positions");
+    REFUSED(folio_kv_cache_write(f->cache[PLAIN], 1, &w, NULL), ARG, "rotary|without positions");
     w.rotary = NULL, w.positions = positions;
-    REFUSED(folio_kv_cache_write(f.cache[PLAIN], 1, &w, NULL), ARG, "positions|without rotary");
+    REFUSED(folio_kv_cache_write(f->cache[PLAIN], 1, &w, NULL), ARG, "positions|without rotary");
     w.rotary = wide;
-    REFUSED(folio_kv_cache_write(f.cache[PLAIN], 1, &w, NULL), ARG, "[0, 18)|16");
+    REFUSED(folio_kv_cache_write(f->cache[PLAIN], 1, &w, NULL), ARG, "[0, 18)|16");
     w.rotary = rotary, positions[2] = 32;
-    REFUSED(folio_kv_cache_write(f.cache[PLAIN], 1, &w, NULL), ARG, "positions[2]|32|[0, 32)");
-    check_untouched(&f, __LINE__);
+    REFUSED(folio_kv_cache_write(f->cache[PLAIN], 1, &w, NULL), ARG, "positions[2]|32|[0, 32)");
+    check_untouched(f, __LINE__);
     positions[2] = 31;
-    CHECK_OK(folio_kv_cache_write(f.cache[PLAIN], 1, &w, NULL));
+    CHECK_OK(folio_kv_cache_write(f->cache[PLAIN], 1, &w, NULL));
     folio_rotary_destroy(rotary);
     folio_rotary_destroy(wide);
-    teardown(&f);
 }
 
 /* In latent attention what rotates is no part of V. */

@@ -239,45 +239,6 @@ static bool is_zero(const char *p, size_t bytes)
     return true;
 }
 
-/* Wrapped memory whose last blocks lie past 2^31 elements and, in F32, past 2^33 bytes. */
-static void check_high_blocks(folio_context *ctx, folio_layout layout, folio_dtype dtype)
-{
-    answer expected, got;
-    small_answer(ctx, dtype, &expected);
-    const int64_t num_blocks = ((int64_t)1 << 24) + 1000; /* of 16 x 8 elements */
-    folio_kv_cache_desc desc = cache_desc(num_blocks, dtype, layout);
-    folio_kv_cache_shape shape = {.struct_size = sizeof shape};
-    CHECK_OK(folio_kv_cache_get_shape("cpu", &desc, &shape));
-    CHECK(shape.k.bytes / (int64_t)folio_dtype_size(dtype) > (int64_t)1 << 31);
-    char *base = reserve((size_t)shape.layer_bytes);
-    if (!base) return;
-    void *k[1] = {base};
-    folio_kv_memory memory = {.struct_size = sizeof memory, .k = k};
-    memory.k_bytes = (size_t)shape.layer_bytes;
-    folio_kv_cache *cache = NULL;
-    CHECK_OK(folio_kv_cache_wrap(ctx, &desc, &memory, &cache));
-    if (cache) {
-        const int32_t table[TABLE] = {(int32_t)num_blocks - 1, 1 << 24, (int32_t)num_blocks - 7};
-        attend(ctx, cache, dtype, table, 0, &got);
-        CHECK_MSG(memcmp(&got, &expected, sizeof got) == 0, "%s %s: high blocks differ",
-                  folio_layout_name(layout), folio_dtype_name(dtype));
-        /* An index cut to 32 bits would have landed among the first blocks. */
-        CHECK(is_zero(base, 1100 * BLOCK * SIZE * 4));
-    }
-    folio_kv_cache_destroy(cache);
-    munmap(base, (size_t)shape.layer_bytes);
-}
-
-BACKEND_TEST(scale, blocks_past_2_31_elements)
-{
-    check_high_blocks(ctx, FOLIO_LAYOUT_NHD, FOLIO_F32);
-    check_high_blocks(ctx, FOLIO_LAYOUT_HND, FOLIO_BF16);
-    check_high_blocks(ctx, FOLIO_LAYOUT_INTERLEAVED_NHD, FOLIO_F32);
-    check_high_blocks(ctx, FOLIO_LAYOUT_XPACKED, FOLIO_F32);
-    check_high_blocks(ctx, FOLIO_LAYOUT_NATIVE, FOLIO_F32);
-    check_high_blocks(ctx, FOLIO_LAYOUT_NATIVE, FOLIO_FP8_E4M3);
-}
-
 /* Few blocks, but strides that put each one, and each token of it, far from the last. */
 BACKEND_TEST(scale, strides_past_2_31_elements)
 {

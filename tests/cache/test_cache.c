@@ -558,19 +558,19 @@ static void *sparse_memory(size_t bytes)
     return p == MAP_FAILED ? NULL : p;
 }
 
-/* One decode over three blocks of the cache; out[8] */
+/* One decode over three blocks of the cache; out[k_head_size] */
 static void attend(folio_context *ctx, folio_kv_cache *cache, const folio_kv_cache_desc *c,
                    const int32_t *blocks, float *out)
 {
     kit_layer l = {.cache = cache};
-    CHECK_OK(KIT_LAYER_OPEN(ctx, &l, .num_heads = 1, .k_head_size = 8, .kv_dtype = c->dtype,
-                            .max_query_tokens = 1, .max_seq_len = 64));
+    CHECK_OK(KIT_LAYER_OPEN(ctx, &l, .num_heads = 1, .k_head_size = c->k_head_size,
+                            .kv_dtype = c->dtype, .max_query_tokens = 1, .max_seq_len = 64));
     folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = 1, .seq_len = 37,
                                      .block_table = blocks, .num_blocks = 3);
     CHECK_OK(folio_batch_add(l.batch, &seq));
     CHECK_OK(folio_plan_update(l.plan, l.batch, NULL));
-    float q[8];
-    support_fill(q, 8, 5, 0.01f);
+    float q[16];
+    support_fill(q, c->k_head_size, 5, 0.01f);
     folio_tensors t = FOLIO_WITH(folio_tensors, .q = {.data = q, .dtype = FOLIO_F32, .tokens = 1},
                                  .out = {.data = out, .dtype = FOLIO_F32, .tokens = 1});
     CHECK_OK(folio_attention_forward(l.plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &t, NULL));
@@ -578,52 +578,58 @@ static void attend(folio_context *ctx, folio_kv_cache *cache, const folio_kv_cac
     kit_layer_close(&l);
 }
 
-/* 2^24 + 2 blocks of 16 x 8 bytes: K alone has more than 2^31 elements. */
+/* 2^24 + 2 blocks of 16 x 8 numbers: K alone has more than 2^31, in F32 of more than 2^33 bytes. */
+static void check_high_blocks(folio_context *ctx, const char *backend, folio_layout layout,
+                              folio_dtype dtype)
+{
+    folio_kv_cache_desc c = describe(layout, dtype, 16);
+    c.num_blocks = (1 << 24) + 2, c.num_layers = 1, c.num_kv_heads = 1;
+    c.k_head_size = c.v_head_size = c.layout == FOLIO_LAYOUT_XPACKED ? 16 : 8;
+    int64_t elem = (int64_t)folio_dtype_size(dtype);
+    folio_kv_cache_shape s = {.struct_size = sizeof s};
+    CHECK_OK(folio_kv_cache_get_shape(backend, &c, &s));
+    CHECK_INT(s.layer_bytes, c.num_blocks * 16 * 2 * c.k_head_size * elem);
+    void *k = sparse_memory((size_t)s.layer_bytes);
+    REQUIRE_TEST(k != NULL);
+    folio_kv_memory m = {.struct_size = sizeof m, .k = &k, .k_bytes = (size_t)s.layer_bytes};
+    folio_kv_cache *cache = NULL;
+    CHECK_OK(folio_kv_cache_wrap(ctx, &c, &m, &cache));
+    REQUIRE_TEST(cache != NULL);
+    /* The same 48 rows in the last blocks and in the first. */
+    int32_t far[3] = {(1 << 24) + 1, (1 << 24) - 1, 1 << 24}, near[3] = {2, 0, 1};
+    int64_t slots[48], near_slots[48], wrong = 0;
+    for (int i = 0; i < 48; i++) {
+        slots[i] = (int64_t)far[i / 16] * 16 + i % 16;
+        near_slots[i] = (int64_t)near[i / 16] * 16 + i % 16;
+    }
+    write_known(cache, &c, 0, slots, 48);
+    write_known(cache, &c, 0, near_slots, 48);
+    for (int part = 0; part < 2; part++)
+        for (int i = 0; i < 48; i++)
+            for (int64_t d = 0; d < c.k_head_size; d++) {
+                int64_t at = place(&c, part, far[i / 16], i % 16, 0, d) + part * v_begins(&c);
+                wrong += kit_get(dtype, k, at) != support_known(dtype, part, i, 0, d).bits;
+            }
+    CHECK_INT(wrong, 0);
+    check_gather(cache, &c, 0, slots, 48);
+    float a[16], b[16];
+    attend(ctx, cache, &c, far, a);
+    attend(ctx, cache, &c, near, b);
+    CHECK(memcmp(a, b, (size_t)c.k_head_size * sizeof *a) == 0 && isfinite(a[0]));
+    const folio_block_pair pair[1] = {{far[0], 7}};
+    CHECK_OK(folio_kv_cache_copy_blocks(cache, cache, pair, 1, NULL));
+    int64_t copied[16];
+    for (int i = 0; i < 16; i++) copied[i] = 7 * 16 + i;
+    check_gather(cache, &c, 0, copied, 16);
+    folio_kv_cache_destroy(cache);
+    munmap(k, (size_t)s.layer_bytes);
+}
+
 BACKEND_TEST(cache, past_2_31_elements)
 {
     for (int l = 0; l < SUPPORT_NUM_LAYOUTS; l++) {
-        folio_kv_cache_desc c = describe(support_layouts[l], FOLIO_FP8_E4M3, 16);
-        c.num_blocks = (1 << 24) + 2, c.num_layers = 1, c.num_kv_heads = 1;
-        c.k_head_size = c.v_head_size = c.layout == FOLIO_LAYOUT_XPACKED ? 16 : 8;
-        folio_kv_cache_shape s = {.struct_size = sizeof s};
-        CHECK_OK(folio_kv_cache_get_shape(backend, &c, &s));
-        CHECK_INT(s.layer_bytes, c.num_blocks * 16 * 2 * c.k_head_size);
-        void *k = sparse_memory((size_t)s.layer_bytes);
-        REQUIRE_TEST(k != NULL);
-        folio_kv_memory m = {.struct_size = sizeof m, .k = &k, .k_bytes = (size_t)s.layer_bytes};
-        folio_kv_cache *cache = NULL;
-        CHECK_OK(folio_kv_cache_wrap(ctx, &c, &m, &cache));
-        REQUIRE_TEST(cache != NULL);
-        /* The same 48 rows in the last blocks and in the first. */
-        int32_t far[3] = {(1 << 24) + 1, (1 << 24) - 1, 1 << 24}, near[3] = {2, 0, 1};
-        int64_t slots[48], near_slots[48], wrong = 0;
-        for (int i = 0; i < 48; i++) {
-            slots[i] = (int64_t)far[i / 16] * 16 + i % 16;
-            near_slots[i] = (int64_t)near[i / 16] * 16 + i % 16;
-        }
-        write_known(cache, &c, 0, slots, 48);
-        write_known(cache, &c, 0, near_slots, 48);
-        for (int part = 0; part < 2; part++)
-            for (int i = 0; i < 48; i++)
-                for (int64_t d = 0; d < c.k_head_size; d++) {
-                    int64_t at = place(&c, part, far[i / 16], i % 16, 0, d) + part * v_begins(&c);
-                    wrong += ((uint8_t *)k)[at] != support_known(c.dtype, part, i, 0, d).bits;
-                }
-        CHECK_INT(wrong, 0);
-        check_gather(cache, &c, 0, slots, 48);
-        if (c.k_head_size == 8) {
-            float a[8], b[8];
-            attend(ctx, cache, &c, far, a);
-            attend(ctx, cache, &c, near, b);
-            CHECK(memcmp(a, b, sizeof a) == 0 && isfinite(a[0]));
-        }
-        const folio_block_pair pair[1] = {{far[0], 7}};
-        CHECK_OK(folio_kv_cache_copy_blocks(cache, cache, pair, 1, NULL));
-        int64_t copied[16];
-        for (int i = 0; i < 16; i++) copied[i] = 7 * 16 + i;
-        check_gather(cache, &c, 0, copied, 16);
-        folio_kv_cache_destroy(cache);
-        munmap(k, (size_t)s.layer_bytes);
+        check_high_blocks(ctx, backend, support_layouts[l], FOLIO_FP8_E4M3);
+        check_high_blocks(ctx, backend, support_layouts[l], FOLIO_F32);
     }
 }
 

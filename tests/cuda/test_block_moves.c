@@ -21,10 +21,9 @@ TEST(block_moves, many_layers_and_many_pairs)
                    .num_kv_heads = 1, .k_head_size = SIZE, .dtype = FOLIO_FP8_E4M3);
     static unsigned char image[BLOCKS * BLOCK_BYTES], seen[BLOCKS * BLOCK_BYTES];
     static folio_block_pair pairs[PAIRS];
-    folio_context *ctx = NULL;
+    folio_context *ctx = device_context();
     folio_kv_cache *cache = NULL;
     folio_kv_cache_view view = {.struct_size = sizeof view};
-    ctx = device_context();
     CHECK_OK(folio_kv_cache_create(ctx, &d, &cache));
     for (int32_t l = 0; l < LAYERS; l++) {
         fill_layer(image, l);
@@ -60,14 +59,11 @@ TEST(block_moves, rows_at_odd_bytes)
                                        .dtype = FOLIO_FP8_E4M3, .layout = FOLIO_LAYOUT_HND);
     unsigned char image[2][BYTES], seen[BYTES];
     void *memory[2], *rows[2];
-    folio_context *ctx = NULL;
+    folio_context *ctx = device_context();
     folio_kv_cache *cache = NULL;
-    ctx = device_context();
     for (int part = 0; part < 2; part++) {
         for (int i = 0; i < BYTES; i++) image[part][i] = (unsigned char)(i * 37 + part * 11);
-        CHECK_OK(folio_memory_create(ctx, FOLIO_MEMORY_DEVICE, BYTES, &memory[part]));
-        CHECK_OK(folio_memory_copy(ctx, memory[part], image[part], BYTES, NULL));
-        CHECK_OK(folio_run_wait(ctx, NULL));
+        memory[part] = device_upload(ctx, image[part], BYTES);
         rows[part] = (char *)memory[part] + LEAD;
     }
     folio_kv_memory m = FOLIO_WITH(folio_kv_memory, .k = &rows[0], .v = &rows[1],
@@ -84,7 +80,5 @@ TEST(block_moves, rows_at_odd_bytes)
         CHECK(memcmp(image[part], seen, BYTES) == 0);
     }
     folio_kv_cache_destroy(cache);
-    for (int part = 0; part < 2; part++)
-        folio_memory_destroy(ctx, FOLIO_MEMORY_DEVICE, memory[part], BYTES);
-    folio_context_destroy(ctx);
+    device_close(ctx);
 }

@@ -12,26 +12,18 @@ typedef struct {
 } world;
 
 /* Part i is all i; of weights that are alike the merge is their mean. */
-static void open_world(world *w, cudaStream_t stream)
+static void open_world(world *w)
 {
     static float x[MANY * NUMBERS];
     w->ctx = device_context();
-    w->run = (folio_run){.struct_size = sizeof w->run, .stream = stream};
-    CHECK_OK(folio_memory_create(w->ctx, FOLIO_MEMORY_DEVICE, sizeof x, (void **)&w->parts));
-    CHECK_OK(folio_memory_create(w->ctx, FOLIO_MEMORY_DEVICE, ROWS * HEADS * 4, (void **)&w->lse));
-    CHECK_OK(folio_memory_create(w->ctx, FOLIO_MEMORY_DEVICE, NUMBERS * 4, (void **)&w->out));
+    w->run = (folio_run){.struct_size = sizeof w->run, .stream = device_stream(w->ctx)};
+    w->parts = device_make(w->ctx, sizeof x);
+    w->lse = device_make(w->ctx, ROWS * HEADS * 4);
+    w->out = device_make(w->ctx, NUMBERS * 4);
     for (int i = 0; i < MANY * NUMBERS; i++) x[i] = (float)(i / NUMBERS);
     CHECK_OK(folio_memory_copy(w->ctx, w->parts, x, sizeof x, &w->run));
     CHECK_OK(folio_memory_fill(w->ctx, w->lse, 0, ROWS * HEADS * 4, &w->run));
     CHECK_OK(folio_run_wait(w->ctx, &w->run));
-}
-
-static void close_world(world *w)
-{
-    folio_memory_destroy(w->ctx, FOLIO_MEMORY_DEVICE, w->parts, MANY * NUMBERS * 4);
-    folio_memory_destroy(w->ctx, FOLIO_MEMORY_DEVICE, w->lse, ROWS * HEADS * 4);
-    folio_memory_destroy(w->ctx, FOLIO_MEMORY_DEVICE, w->out, NUMBERS * 4);
-    folio_context_destroy(w->ctx);
 }
 
 static folio_status merge(world *w, int64_t num_parts)
@@ -60,27 +52,20 @@ static void check_out(world *w, float want)
 TEST(capture, merges_of_few_parts)
 {
     world w;
-    cudaStream_t stream;
-    cudaGraph_t graph;
-    cudaGraphExec_t replay;
-    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    open_world(&w, stream);
+    open_world(&w);
+    cudaStream_t stream = w.run.stream;
     CHECK_OK(merge(&w, MANY));
     check_out(&w, 49.5f);
     CHECK_OK(merge(&w, 48));
     check_out(&w, 23.5f);
-    CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    device_capture(stream);
     CHECK_OK(merge(&w, 3));
     CHECK_REFUSED(merge(&w, MANY), FOLIO_ERR_UNSUPPORTED, "captured");
-    CUDA_OK(cudaStreamEndCapture(stream, &graph));
-    CUDA_OK(cudaGraphInstantiate(&replay, graph, 0));
+    cudaGraphExec_t replay = device_captured(w.ctx, stream);
     CUDA_OK(cudaGraphLaunch(replay, stream));
     check_out(&w, 1.0f);
     CHECK_OK(folio_memory_fill(w.ctx, w.parts, 0, 3 * NUMBERS * 4, &w.run));
     CUDA_OK(cudaGraphLaunch(replay, stream));
     check_out(&w, 0.0f);
-    CUDA_OK(cudaGraphExecDestroy(replay));
-    CUDA_OK(cudaGraphDestroy(graph));
-    close_world(&w);
-    CUDA_OK(cudaStreamDestroy(stream));
+    device_close(w.ctx);
 }

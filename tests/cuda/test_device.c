@@ -27,16 +27,13 @@ static void read_blocks(folio_context *ctx, folio_kv_cache *cache, int32_t layer
                         const int64_t *blocks, int64_t n, uint16_t *k, uint16_t *v)
 {
     size_t bytes = (size_t)n * BLOCK * KV_ROW * sizeof *k;
-    void *on_device[2];
-    for (int i = 0; i < 2; i++)
-        CHECK_OK(folio_memory_create(ctx, FOLIO_MEMORY_DEVICE, bytes, &on_device[i]));
+    void *on_device[2] = {device_make(ctx, bytes), device_make(ctx, bytes)};
     folio_kv_rows rows = FOLIO_WITH(folio_kv_rows, .k = on_device[0], .v = on_device[1],
                                     .blocks = blocks, .num_blocks = n);
     CHECK_OK(folio_kv_cache_unpack(cache, layer, &rows, NULL));
     CHECK_OK(folio_memory_copy(ctx, k, on_device[0], bytes, NULL));
     CHECK_OK(folio_memory_copy(ctx, v, on_device[1], bytes, NULL));
     CHECK_OK(folio_run_wait(ctx, NULL));
-    for (int i = 0; i < 2; i++) folio_memory_destroy(ctx, FOLIO_MEMORY_DEVICE, on_device[i], bytes);
 }
 
 static void write_blocks(folio_context *ctx, folio_kv_cache *cache, int32_t layer, int64_t first,
@@ -79,32 +76,6 @@ TEST(device, no_memory_leaves_everything_usable)
     folio_context_destroy(ctx);
 }
 
-TEST(device, blocks_are_copied_and_swapped)
-{
-    static uint16_t want[2][3 * BLOCK * KV_ROW], got[2][3 * BLOCK * KV_ROW];
-    folio_context *ctx = device_context();
-    folio_kv_cache *cache = open_cache(ctx, FOLIO_LAYOUT_NATIVE);
-    folio_kv_cache *other = open_cache(ctx, FOLIO_LAYOUT_XPACKED);
-    const int64_t first[] = {3, 4, 5}, copies[] = {9, 8, 7};
-    const folio_block_pair back[] = {{9, 20}, {8, 21}, {7, 22}};
-    const folio_block_pair pairs[] = {{3, 9}, {4, 8}, {5, 7}};
-    const int64_t returned[] = {20, 21, 22};
-    for (int32_t layer = 0; layer < 2; layer++)
-        write_blocks(ctx, cache, layer, 3, 3, 100u + (uint32_t)layer);
-    CHECK_OK(folio_kv_cache_copy_blocks(cache, cache, pairs, 3, NULL));
-    CHECK_OK(folio_kv_cache_copy_blocks(cache, other, back, 3, NULL));
-    for (int32_t layer = 0; layer < 2; layer++) {
-        read_blocks(ctx, cache, layer, first, 3, want[0], want[1]);
-        read_blocks(ctx, cache, layer, copies, 3, got[0], got[1]);
-        CHECK(memcmp(want, got, sizeof want) == 0);
-        read_blocks(ctx, other, layer, returned, 3, got[0], got[1]);
-        CHECK(memcmp(want, got, sizeof want) == 0);
-    }
-    folio_kv_cache_destroy(cache);
-    folio_kv_cache_destroy(other);
-    folio_context_destroy(ctx);
-}
-
 /* Out to host memory that the device reaches, and in again elsewhere. */
 TEST(device, blocks_go_to_the_host_and_come_back)
 {
@@ -137,7 +108,7 @@ TEST(device, blocks_go_to_the_host_and_come_back)
     folio_kv_cache_destroy(host);
     folio_kv_cache_destroy(cache);
     for (int i = 0; i < 2; i++) folio_memory_destroy(ctx, FOLIO_MEMORY_HOST, layers[i], bytes);
-    folio_context_destroy(ctx);
+    device_close(ctx);
 }
 
 /* A kernel that reads such memory fails, and all that comes after it. Devices that can access all memory copy it. */
@@ -177,38 +148,33 @@ typedef struct {
 static int64_t longest_query; /* of the engines opened next; 0: any */
 static bool rotates;          /* they rotate q and k */
 
-static void open_engine(engine *e, uint32_t flags, cudaStream_t stream)
+static void open_engine(engine *e, uint32_t flags, bool has_stream)
 {
+    folio_context *ctx = device_context();
     memset(e, 0, sizeof *e);
-    e->run = (folio_run){.struct_size = sizeof e->run, .stream = stream};
-    CHECK_OK(KIT_LAYER_OPEN(device_context(), &e->l, .num_heads = HEADS, .num_kv_heads = KV_HEADS,
+    e->run =
+        (folio_run){.struct_size = sizeof e->run, .stream = has_stream ? device_stream(ctx) : NULL};
+    CHECK_OK(KIT_LAYER_OPEN(ctx, &e->l, .num_heads = HEADS, .num_kv_heads = KV_HEADS,
                             .k_head_size = SIZE, .dtype = FOLIO_BF16, .num_blocks = BLOCKS,
                             .num_layers = 2, .block_size = BLOCK, .max_seqs = MAX_SEQS,
                             .max_query_tokens = MAX_ROWS, .max_seq_len = 10 * BLOCK, .flags = flags,
                             .max_query_len = longest_query));
-    for (int32_t layer = 0; layer < 2; layer++)
-        write_blocks(e->l.ctx, e->l.cache, layer, 0, BLOCKS, 5);
-    e->q = device_upload_numbers(e->l.ctx, MAX_ROWS * ROW, 31);
-    e->k = device_upload_numbers(e->l.ctx, MAX_ROWS * KV_ROW, 32);
-    e->v = device_upload_numbers(e->l.ctx, MAX_ROWS * KV_ROW, 33);
-    CHECK_OK(folio_memory_create(e->l.ctx, FOLIO_MEMORY_DEVICE, MAX_ROWS * ROW * 2, &e->out));
-    CHECK_OK(
-        folio_memory_create(e->l.ctx, FOLIO_MEMORY_DEVICE, MAX_ROWS * HEADS * 4, (void **)&e->lse));
+    for (int32_t layer = 0; layer < 2; layer++) write_blocks(ctx, e->l.cache, layer, 0, BLOCKS, 5);
+    e->q = device_upload_numbers(ctx, MAX_ROWS * ROW, 31);
+    e->k = device_upload_numbers(ctx, MAX_ROWS * KV_ROW, 32);
+    e->v = device_upload_numbers(ctx, MAX_ROWS * KV_ROW, 33);
+    e->out = device_make(ctx, MAX_ROWS * ROW * 2);
+    e->lse = device_make(ctx, MAX_ROWS * HEADS * 4);
     folio_rotary_desc rotations =
         FOLIO_WITH(folio_rotary_desc, .num_dims = SIZE, .num_positions = 10 * BLOCK);
-    if (rotates) CHECK_OK(folio_rotary_create(e->l.ctx, &rotations, &e->rotary));
+    if (rotates) CHECK_OK(folio_rotary_create(ctx, &rotations, &e->rotary));
 }
 
 static void close_engine(engine *e)
 {
-    folio_memory_destroy(e->l.ctx, FOLIO_MEMORY_DEVICE, e->q, MAX_ROWS * ROW * 2);
-    folio_memory_destroy(e->l.ctx, FOLIO_MEMORY_DEVICE, e->k, MAX_ROWS * KV_ROW * 2);
-    folio_memory_destroy(e->l.ctx, FOLIO_MEMORY_DEVICE, e->v, MAX_ROWS * KV_ROW * 2);
-    folio_memory_destroy(e->l.ctx, FOLIO_MEMORY_DEVICE, e->out, MAX_ROWS * ROW * 2);
-    folio_memory_destroy(e->l.ctx, FOLIO_MEMORY_DEVICE, e->lse, MAX_ROWS * HEADS * 4);
     folio_rotary_destroy(e->rotary);
     kit_layer_close(&e->l);
-    folio_context_destroy(e->l.ctx);
+    device_close(e->l.ctx);
 }
 
 /* Sequences, lengths and tables of step `number`; no two share a block that is written. */
@@ -249,51 +215,7 @@ static void read_out(engine *e, uint16_t *out, float *lse)
     CHECK_OK(folio_run_wait(e->l.ctx, &e->run));
 }
 
-/* One graph, replayed with other lengths, tables and fewer sequences, gives what calls one by one give. */
-static void follow_plan(void)
-{
-    static uint16_t want[MAX_ROWS * ROW], got[MAX_ROWS * ROW];
-    static float want_lse[MAX_ROWS * HEADS], got_lse[MAX_ROWS * HEADS];
-    engine plain, captured;
-    cudaStream_t stream;
-    cudaGraph_t graph;
-    cudaGraphExec_t replay;
-    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    open_engine(&plain, 0, NULL);
-    open_engine(&captured, FOLIO_PLAN_GRAPH, stream);
-    make_step(&captured, 0);
-    CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    forward(&captured, MAX_ROWS);
-    CUDA_OK(cudaStreamEndCapture(stream, &graph));
-    CUDA_OK(cudaGraphInstantiate(&replay, graph, 0));
-    for (int number = 0; number < 12; number++) {
-        int64_t rows = make_step(&plain, number);
-        CHECK(make_step(&captured, number) == rows);
-        forward(&plain, rows);
-        CUDA_OK(cudaGraphLaunch(replay, stream));
-        read_out(&plain, want, want_lse);
-        read_out(&captured, got, got_lse);
-        CHECK(memcmp(want, got, (size_t)rows * ROW * 2) == 0);
-        CHECK(memcmp(want_lse, got_lse, (size_t)rows * HEADS * 4) == 0);
-        for (int64_t i = rows * ROW; i < MAX_ROWS * ROW; i++) CHECK(got[i] == 0);
-    }
-    CUDA_OK(cudaGraphExecDestroy(replay));
-    CUDA_OK(cudaGraphDestroy(graph));
-    close_engine(&plain);
-    close_engine(&captured);
-    CUDA_OK(cudaStreamDestroy(stream));
-}
-
-TEST(device, a_captured_graph_follows_the_plan) { follow_plan(); }
-
-TEST(device, a_captured_graph_rotates_by_the_plans_positions)
-{
-    rotates = true;
-    follow_plan();
-    rotates = false;
-}
-
-/* ---- Steps whose arrays lie on the device */
+/* ---- Steps in graphs, and steps whose arrays lie on the device */
 
 typedef struct {
     int32_t starts[MAX_SEQS + 1], lens[MAX_SEQS], tables[MAX_SEQS][10];
@@ -323,57 +245,59 @@ static folio_step step_of(const arrays *on_device, int64_t rows)
         .table = {.kind = FOLIO_TABLE_ROWS, .indices = on_device->tables[0], .row_stride = 10});
 }
 
-/* Update and forwards in one graph; only the arrays change between replays. */
-static void hold_update(void)
+/*
+ * One graph, replayed with other lengths, tables and fewer sequences, gives what calls one by one give. It has the
+ * forwards of a step, which follow the plan; or their update too, where only the arrays change between replays.
+ */
+static void replay_steps(bool holds_update)
 {
     static uint16_t want[MAX_ROWS * ROW], got[MAX_ROWS * ROW];
     static float want_lse[MAX_ROWS * HEADS], got_lse[MAX_ROWS * HEADS];
     engine plain, captured;
-    cudaStream_t stream;
-    cudaGraph_t graph;
-    cudaGraphExec_t replay;
-    arrays step, *on_device;
+    arrays step;
     folio_plan_findings found = {.struct_size = sizeof found};
-    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    open_engine(&plain, 0, NULL);
-    open_engine(&captured, FOLIO_PLAN_GRAPH, stream);
+    open_engine(&plain, 0, false);
+    open_engine(&captured, FOLIO_PLAN_GRAPH, true);
     make_arrays(0, &step);
-    on_device = device_upload(captured.l.ctx, &step, sizeof step);
+    arrays *on_device = device_upload(captured.l.ctx, &step, sizeof step);
     folio_step given = step_of(on_device, 0);
-    CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    CHECK_OK(folio_plan_update_step(captured.l.plan, &given, &captured.run));
+    if (!holds_update) make_step(&captured, 0);
+    device_capture(captured.run.stream);
+    if (holds_update) CHECK_OK(folio_plan_update_step(captured.l.plan, &given, &captured.run));
     forward(&captured, MAX_ROWS);
-    CUDA_OK(cudaStreamEndCapture(stream, &graph));
-    CUDA_OK(cudaGraphInstantiate(&replay, graph, 0));
+    cudaGraphExec_t replay = device_captured(captured.l.ctx, captured.run.stream);
     for (int number = 0; number < 12; number++) {
         int64_t rows = make_step(&plain, number);
         CHECK(make_arrays(number, &step) == rows);
-        CHECK_OK(folio_memory_copy(captured.l.ctx, on_device, &step, sizeof step, &captured.run));
+        if (holds_update)
+            CHECK_OK(
+                folio_memory_copy(captured.l.ctx, on_device, &step, sizeof step, &captured.run));
+        else make_step(&captured, number);
         forward(&plain, rows);
-        CUDA_OK(cudaGraphLaunch(replay, stream));
+        CUDA_OK(cudaGraphLaunch(replay, captured.run.stream));
         read_out(&plain, want, want_lse);
         read_out(&captured, got, got_lse);
         CHECK(memcmp(want, got, (size_t)rows * ROW * 2) == 0);
         CHECK(memcmp(want_lse, got_lse, (size_t)rows * HEADS * 4) == 0);
         for (int64_t i = rows * ROW; i < MAX_ROWS * ROW; i++) CHECK(got[i] == 0);
+        if (!holds_update) continue;
         CHECK_OK(folio_plan_get_findings(captured.l.plan, &found));
         CHECK_INT(found.num_checked, number + 1);
         CHECK_INT(found.bad_seq, -1);
     }
-    CUDA_OK(cudaGraphExecDestroy(replay));
-    CUDA_OK(cudaGraphDestroy(graph));
-    folio_memory_destroy(captured.l.ctx, FOLIO_MEMORY_DEVICE, on_device, sizeof step);
     close_engine(&plain);
     close_engine(&captured);
-    CUDA_OK(cudaStreamDestroy(stream));
 }
 
-TEST(device, a_graph_holds_the_update_from_device_arrays) { hold_update(); }
+TEST(device, a_captured_graph_follows_the_plan) { replay_steps(false); }
 
-TEST(device, a_graph_rotates_by_positions_of_device_arrays)
+TEST(device, a_graph_holds_the_update_from_device_arrays) { replay_steps(true); }
+
+TEST(device, captured_graphs_rotate_by_the_steps_positions)
 {
     rotates = true;
-    hold_update();
+    replay_steps(false);
+    replay_steps(true);
     rotates = false;
 }
 
@@ -397,7 +321,7 @@ TEST(device, a_bad_sequence_is_emptied)
     static uint16_t want[MAX_ROWS * ROW], got[MAX_ROWS * ROW];
     static float lse[MAX_ROWS * HEADS];
     engine e;
-    open_engine(&e, FOLIO_PLAN_BATCH_INVARIANT, NULL); /* else the others round otherwise */
+    open_engine(&e, FOLIO_PLAN_BATCH_INVARIANT, false); /* else the others round otherwise */
     int64_t rows = make_step(&e, 0);
     forward(&e, rows);
     read_out(&e, want, lse);
@@ -420,7 +344,6 @@ TEST(device, a_bad_sequence_is_emptied)
         for (size_t i = (size_t)step.starts[2] * HEADS; i < (size_t)step.starts[3] * HEADS; i++)
             CHECK(isinf(lse[i]) && lse[i] < 0);
         CHECK(memcmp(want + past, got + past, ((size_t)rows * ROW - past) * 2) == 0);
-        folio_memory_destroy(e.l.ctx, FOLIO_MEMORY_DEVICE, on_device, sizeof step);
     }
     close_engine(&e);
 }
@@ -433,7 +356,7 @@ TEST(device, a_graph_of_decodes_has_its_limit_of_rows)
     engine e;
     arrays step;
     folio_plan_findings found = {.struct_size = sizeof found};
-    open_engine(&e, FOLIO_PLAN_GRAPH, NULL);
+    open_engine(&e, FOLIO_PLAN_GRAPH, false);
     make_arrays(0, &step);
     arrays *on_device = device_upload(e.l.ctx, &step, sizeof step);
     folio_step given = step_of(on_device, MAX_ROWS);
@@ -447,7 +370,6 @@ TEST(device, a_graph_of_decodes_has_its_limit_of_rows)
     for (int64_t i = MAX_SEQS * HEADS; i < MAX_ROWS * HEADS; i++)
         CHECK(isinf(lse[i]) && lse[i] < 0);
     for (int64_t i = MAX_SEQS * ROW; i < MAX_ROWS * ROW; i++) CHECK(got[i] == 0);
-    folio_memory_destroy(e.l.ctx, FOLIO_MEMORY_DEVICE, on_device, sizeof step);
     close_engine(&e);
 }
 
@@ -465,9 +387,7 @@ TEST(device, one_call_is_what_a_plan_computes)
     static uint16_t want[MAX_ROWS * ROW], got[MAX_ROWS * ROW];
     static float want_lse[MAX_ROWS * HEADS], got_lse[MAX_ROWS * HEADS];
     engine e;
-    cudaStream_t stream;
-    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    open_engine(&e, 0, stream);
+    open_engine(&e, 0, true);
     for (int number = 0; number < 6; number++) {
         arrays step;
         int64_t rows = make_step(&e, number);
@@ -484,7 +404,7 @@ TEST(device, one_call_is_what_a_plan_computes)
                        .k = {e.k, FOLIO_BF16, rows, 0, 0}, .v = {e.v, FOLIO_BF16, rows, 0, 0},
                        .out = {e.out, FOLIO_BF16, rows, 0, 0}, .lse = e.lse);
         CHECK_OK(folio_attend(e.l.ctx, &a, FOLIO_ATTENTION_DECODER, &s, e.l.cache, 1, &t, &e.run));
-        CHECK(cudaStreamQuery(stream) == cudaSuccess);
+        CHECK(cudaStreamQuery(e.run.stream) == cudaSuccess);
         read_out(&e, got, got_lse);
         /* kernels are chosen by the plan's limits too: the last bit may differ */
         for (int64_t i = 0; i < rows * ROW; i++)
@@ -492,7 +412,6 @@ TEST(device, one_call_is_what_a_plan_computes)
         for (int64_t i = 0; i < rows * HEADS; i++) CHECK(fabsf(got_lse[i] - want_lse[i]) <= 1e-4f);
     }
     close_engine(&e);
-    CUDA_OK(cudaStreamDestroy(stream));
 }
 
 /* An update that a capture refuses leaves the plan, and what kernels read of it, as they were. */
@@ -501,14 +420,11 @@ TEST(device, an_update_refused_in_a_capture_changes_nothing)
     static uint16_t want[MAX_ROWS * ROW], got[MAX_ROWS * ROW];
     static float want_lse[MAX_ROWS * HEADS], got_lse[MAX_ROWS * HEADS];
     engine e;
-    cudaStream_t stream;
-    cudaGraph_t graph;
     folio_batch *other = NULL;
     folio_batch_desc b = {.struct_size = sizeof b, .block_size = BLOCK};
     folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = 1, .seq_len = 40,
                                      .block_table = (int32_t[]){1, 2, 3}, .num_blocks = 3);
-    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    open_engine(&e, 0, stream);
+    open_engine(&e, 0, true);
     CHECK_OK(folio_batch_create(e.l.ctx, &b, &other));
     CHECK_OK(folio_batch_add(other, &seq));
     int64_t rows = make_step(&e, 1);
@@ -516,17 +432,15 @@ TEST(device, an_update_refused_in_a_capture_changes_nothing)
     CHECK_OK(folio_memory_fill(e.l.ctx, e.lse, 0x7f, MAX_ROWS * HEADS * 4, &e.run));
     forward(&e, rows);
     read_out(&e, want, want_lse);
-    CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    device_capture(e.run.stream);
     CHECK_REFUSED(folio_plan_update(e.l.plan, other, &e.run), FOLIO_ERR_UNSUPPORTED, "captured");
-    CUDA_OK(cudaStreamEndCapture(stream, &graph));
-    CUDA_OK(cudaGraphDestroy(graph));
+    device_captured(e.l.ctx, e.run.stream);
     CHECK_OK(folio_memory_fill(e.l.ctx, e.out, 0x7f, MAX_ROWS * ROW * 2, &e.run));
     forward(&e, rows);
     read_out(&e, got, got_lse);
     CHECK(memcmp(want, got, sizeof want) == 0 && memcmp(want_lse, got_lse, sizeof want_lse) == 0);
     folio_batch_destroy(other);
     close_engine(&e);
-    CUDA_OK(cudaStreamDestroy(stream));
 }
 
 /* ---- Launches and failures */
@@ -540,14 +454,12 @@ static launches count_launches(int64_t max_query_len, int32_t query_len, bool ha
                                uint32_t flags)
 {
     engine e;
-    cudaStream_t stream;
     cudaGraph_t graph;
     cudaGraphNode_t nodes[32];
     size_t num_nodes = 32;
     launches n = {0, 0};
-    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     longest_query = max_query_len;
-    open_engine(&e, FOLIO_PLAN_GRAPH | flags, stream);
+    open_engine(&e, FOLIO_PLAN_GRAPH | flags, true);
     longest_query = 0;
     if (has_workspace) {
         CHECK_OK(folio_plan_get_workspace_size(e.l.plan, &e.run.workspace_size));
@@ -557,9 +469,9 @@ static launches count_launches(int64_t max_query_len, int32_t query_len, bool ha
                                      .block_table = (int32_t[]){1, 2, 3}, .num_blocks = 3);
     CHECK_OK(folio_batch_add(e.l.batch, &seq));
     CHECK_OK(folio_plan_update(e.l.plan, e.l.batch, &e.run));
-    CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    device_capture(e.run.stream);
     forward(&e, MAX_ROWS);
-    CUDA_OK(cudaStreamEndCapture(stream, &graph));
+    CUDA_OK(cudaStreamEndCapture(e.run.stream, &graph));
     CUDA_OK(cudaGraphGetNodes(graph, nodes, &num_nodes));
     for (size_t i = 0; i < num_nodes; i++) {
         enum cudaGraphNodeType type;
@@ -568,9 +480,7 @@ static launches count_launches(int64_t max_query_len, int32_t query_len, bool ha
         else n.others++;
     }
     CUDA_OK(cudaGraphDestroy(graph));
-    folio_memory_destroy(e.l.ctx, FOLIO_MEMORY_DEVICE, e.run.workspace, e.run.workspace_size);
     close_engine(&e);
-    CUDA_OK(cudaStreamDestroy(stream));
     n.kernels /= 2;
     return n;
 }
@@ -602,8 +512,8 @@ TEST(device, many_kv_heads)
     CHECK_OK(folio_plan_update(l.plan, l.batch, NULL));
     float *numbers = malloc(NUMBERS * sizeof *numbers), *got = malloc(NUMBERS * sizeof *got);
     for (int i = 0; i < NUMBERS; i++) numbers[i] = (float)(i % 1001 - 500) / 8;
-    void *x = device_upload(l.ctx, numbers, NUMBERS * sizeof *numbers), *out = NULL;
-    CHECK_OK(folio_memory_create(l.ctx, FOLIO_MEMORY_DEVICE, NUMBERS * sizeof *got, &out));
+    void *x = device_upload(l.ctx, numbers, NUMBERS * sizeof *numbers);
+    void *out = device_make(l.ctx, NUMBERS * sizeof *got);
     folio_tensors t =
         FOLIO_WITH(folio_tensors, .q = {x, FOLIO_F32, 1, 0, 0}, .k = {x, FOLIO_F32, 1, 0, 0},
                    .v = {x, FOLIO_F32, 1, 0, 0}, .out = {out, FOLIO_F32, 1, 0, 0});
@@ -611,12 +521,10 @@ TEST(device, many_kv_heads)
     CHECK_OK(folio_memory_copy(l.ctx, got, out, NUMBERS * sizeof *got, NULL));
     CHECK_OK(folio_run_wait(l.ctx, NULL));
     CHECK(memcmp(numbers, got, NUMBERS * sizeof *got) == 0);
-    folio_memory_destroy(l.ctx, FOLIO_MEMORY_DEVICE, x, NUMBERS * sizeof *numbers);
-    folio_memory_destroy(l.ctx, FOLIO_MEMORY_DEVICE, out, NUMBERS * sizeof *got);
     free(numbers);
     free(got);
     kit_layer_close(&l);
-    folio_context_destroy(l.ctx);
+    device_close(l.ctx);
 }
 
 /* ---- Slopes and sinks that are not allowed */
@@ -639,7 +547,7 @@ TEST(device, a_bad_slope_or_sink_stays_in_its_head)
     static float lse[MAX_ROWS * HEADS];
     const float good[HEADS] = {0.5f, 0.25f, 0.125f, 1.0f};
     engine e;
-    open_engine(&e, 0, NULL);
+    open_engine(&e, 0, false);
     e.slopes = device_upload(e.l.ctx, good, sizeof good);
     e.sinks = device_upload(e.l.ctx, good, sizeof good);
     for (int is_prompt = 0; is_prompt <= 1; is_prompt++) {
@@ -663,8 +571,6 @@ TEST(device, a_bad_slope_or_sink_stays_in_its_head)
             CHECK_OK(folio_run_wait(e.l.ctx, &e.run));
         }
     }
-    folio_memory_destroy(e.l.ctx, FOLIO_MEMORY_DEVICE, e.slopes, sizeof good);
-    folio_memory_destroy(e.l.ctx, FOLIO_MEMORY_DEVICE, e.sinks, sizeof good);
     close_engine(&e);
 }
 
@@ -677,7 +583,7 @@ TEST(device, a_bad_position_stays_in_its_sequence)
     static float lse[MAX_ROWS * HEADS];
     engine e;
     rotates = true;
-    open_engine(&e, 0, NULL);
+    open_engine(&e, 0, false);
     rotates = false;
     int64_t rows = make_step(&e, 1), end = 0;
     forward(&e, rows);
@@ -700,14 +606,13 @@ TEST(device, a_bad_position_stays_in_its_sequence)
                       "row %lld: %x, was %x", (long long)(k / ROW), got[k], want[k]);
         }
     }
-    folio_memory_destroy(e.l.ctx, FOLIO_MEMORY_DEVICE, e.positions, bytes);
     close_engine(&e);
 }
 
 TEST(device, a_plan_too_large_leaves_everything_usable)
 {
     engine e;
-    open_engine(&e, 0, NULL);
+    open_engine(&e, 0, false);
     folio_attention *list[] = {e.l.attention};
     folio_plan_desc p = FOLIO_WITH(folio_plan_desc, .attentions = list, .num_attentions = 1,
                                    .block_size = BLOCK, .num_blocks = BLOCKS, .max_seqs = 1 << 28,
@@ -731,7 +636,7 @@ TEST(device_failure, a_kernel_that_fails_is_named)
         return;
     }
     engine e;
-    open_engine(&e, 0, NULL);
+    open_engine(&e, 0, false);
     int64_t rows = make_step(&e, 1);
     void *q = e.q;
     e.q = (void *)(uintptr_t)4096;
@@ -750,9 +655,7 @@ static void *run_steps(void *arg)
 {
     answers *a = arg;
     engine e;
-    cudaStream_t stream;
-    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    open_engine(&e, 0, stream);
+    open_engine(&e, 0, true);
     for (int number = 0; number < 4; number++) {
         int64_t rows = make_step(&e, number);
         forward(&e, rows);
@@ -761,7 +664,6 @@ static void *run_steps(void *arg)
         memset(a->lse[number] + rows * HEADS, 0, (size_t)(MAX_ROWS - rows) * HEADS * 4);
     }
     close_engine(&e);
-    CUDA_OK(cudaStreamDestroy(stream));
     return NULL;
 }
 

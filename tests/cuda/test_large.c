@@ -73,8 +73,6 @@ static void attend(kit_layer *l, int64_t base, int32_t query, const void *q, voi
     CHECK_OK(folio_attention_forward(l->plan, 0, FOLIO_ATTENTION_DECODER, l->cache, 0, &t, NULL));
     CHECK_OK(folio_memory_copy(l->ctx, got, out, (size_t)query * ROW * 2, NULL));
     CHECK_OK(folio_run_wait(l->ctx, NULL));
-    folio_memory_destroy(l->ctx, FOLIO_MEMORY_DEVICE, k, LENGTH * KV_ROW * 2);
-    folio_memory_destroy(l->ctx, FOLIO_MEMORY_DEVICE, v, LENGTH * KV_ROW * 2);
 }
 
 static void open_layer(folio_context *ctx, kit_layer *l, size_t i, int64_t base, uint32_t flags)
@@ -93,8 +91,8 @@ static void compare(uint32_t flags)
 {
     static uint16_t want[MAX_QUERY * ROW], got[MAX_QUERY * ROW];
     folio_context *ctx = device_context();
-    void *q = device_upload_numbers(ctx, MAX_QUERY * ROW, 3), *out = NULL;
-    CHECK_OK(folio_memory_create(ctx, FOLIO_MEMORY_DEVICE, MAX_QUERY * ROW * 2, &out));
+    void *q = device_upload_numbers(ctx, MAX_QUERY * ROW, 3);
+    void *out = device_make(ctx, MAX_QUERY * ROW * 2);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         kit_layer small, large;
         folio_kv_cache_view view = {.struct_size = sizeof view};
@@ -113,9 +111,7 @@ static void compare(uint32_t flags)
         kit_layer_close(&small);
         kit_layer_close(&large);
     }
-    folio_memory_destroy(ctx, FOLIO_MEMORY_DEVICE, q, MAX_QUERY * ROW * 2);
-    folio_memory_destroy(ctx, FOLIO_MEMORY_DEVICE, out, MAX_QUERY * ROW * 2);
-    folio_context_destroy(ctx);
+    device_close(ctx);
 }
 
 TEST(large, blocks_past_2_31_elements) { compare(0); }

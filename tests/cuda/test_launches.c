@@ -24,30 +24,27 @@ typedef struct {
     int32_t seqs; /* at most SEQS */
 } engine;
 
-static void open_engine(engine *e, uint32_t flags, int32_t seqs, cudaStream_t stream)
+static void open_engine(engine *e, uint32_t flags, int32_t seqs)
 {
+    folio_context *ctx = device_context();
     memset(e, 0, sizeof *e);
     e->seqs = seqs;
-    e->run = (folio_run){.struct_size = sizeof e->run, .stream = stream};
-    CHECK_OK(KIT_LAYER_OPEN(device_context(), &e->l, .num_heads = HEADS, .num_kv_heads = KV_HEADS,
+    e->run = (folio_run){.struct_size = sizeof e->run, .stream = device_stream(ctx)};
+    CHECK_OK(KIT_LAYER_OPEN(ctx, &e->l, .num_heads = HEADS, .num_kv_heads = KV_HEADS,
                             .k_head_size = SIZE, .dtype = FOLIO_BF16, .num_blocks = BLOCKS,
                             .num_layers = LAYERS, .block_size = BLOCK, .max_seqs = seqs,
                             .max_query_tokens = seqs, .max_seq_len = LENGTH, .max_query_len = 1,
                             .flags = FOLIO_PLAN_GRAPH | flags));
-    e->k = device_upload_numbers(e->l.ctx, KV_NUMBERS, 1);
-    e->v = device_upload_numbers(e->l.ctx, KV_NUMBERS, 2);
-    for (int i = 0; i < 2; i++) e->x[i] = device_upload_numbers(e->l.ctx, OUT, 3);
+    e->k = device_upload_numbers(ctx, KV_NUMBERS, 1);
+    e->v = device_upload_numbers(ctx, KV_NUMBERS, 2);
+    for (int i = 0; i < 2; i++) e->x[i] = device_upload_numbers(ctx, OUT, 3);
     e->q = device_numbers(OUT, 3);
 }
 
 static void close_engine(engine *e)
 {
-    folio_memory_destroy(e->l.ctx, FOLIO_MEMORY_DEVICE, e->k, (size_t)KV_NUMBERS * 2);
-    folio_memory_destroy(e->l.ctx, FOLIO_MEMORY_DEVICE, e->v, (size_t)KV_NUMBERS * 2);
-    for (int i = 0; i < 2; i++)
-        folio_memory_destroy(e->l.ctx, FOLIO_MEMORY_DEVICE, e->x[i], OUT * 2);
     kit_layer_close(&e->l);
-    folio_context_destroy(e->l.ctx);
+    device_close(e->l.ctx);
     free(e->q);
 }
 
@@ -98,15 +95,13 @@ typedef enum { WAITING, STREAMING, REPLAYED } way;
 /* All steps; out: what the last layer of each gave. */
 static void run_steps(engine *e, way how, uint16_t *out)
 {
-    cudaGraph_t graph = NULL;
     cudaGraphExec_t replay = NULL;
     fill_cache(e);
     if (how == REPLAYED) {
         update(e, 0);
-        CUDA_OK(cudaStreamBeginCapture(e->run.stream, cudaStreamCaptureModeThreadLocal));
+        device_capture(e->run.stream);
         for (int32_t layer = 0; layer < LAYERS; layer++) forward(e, layer);
-        CUDA_OK(cudaStreamEndCapture(e->run.stream, &graph));
-        CUDA_OK(cudaGraphInstantiate(&replay, graph, 0));
+        replay = device_captured(e->l.ctx, e->run.stream);
     }
     for (int step = 0; step < STEPS; step++) {
         CHECK_OK(folio_memory_copy(e->l.ctx, e->x[0], e->q, OUT * 2, &e->run));
@@ -120,18 +115,13 @@ static void run_steps(engine *e, way how, uint16_t *out)
         CHECK_OK(folio_memory_copy(e->l.ctx, out + step * OUT, e->x[LAYERS % 2], OUT * 2, &e->run));
     }
     CHECK_OK(folio_run_wait(e->l.ctx, &e->run));
-    if (how != REPLAYED) return;
-    CUDA_OK(cudaGraphExecDestroy(replay));
-    CUDA_OK(cudaGraphDestroy(graph));
 }
 
 static void check_ways(uint32_t flags, int32_t seqs, bool writes)
 {
     static uint16_t want[STEPS * OUT], got[STEPS * OUT];
     engine e;
-    cudaStream_t stream;
-    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    open_engine(&e, flags, seqs, stream);
+    open_engine(&e, flags, seqs);
     e.writes = writes;
     run_steps(&e, WAITING, want);
     for (int turn = 0; turn < 20; turn++) {
@@ -140,7 +130,6 @@ static void check_ways(uint32_t flags, int32_t seqs, bool writes)
         CHECK_MSG(memcmp(want, got, sizeof got) == 0, "turn %d", turn);
     }
     close_engine(&e);
-    CUDA_OK(cudaStreamDestroy(stream));
 }
 
 /* Steps follow one another without a wait: updates, writes, decodes and copies see what those ahead of them wrote. */

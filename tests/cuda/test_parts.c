@@ -14,25 +14,25 @@ typedef struct {
     folio_run run;
 } engine;
 
-static void open_engine(engine *e, uint32_t flags, cudaStream_t stream)
+static void open_engine(engine *e, uint32_t flags, bool has_stream)
 {
+    folio_context *ctx = device_context();
     memset(e, 0, sizeof *e);
-    e->run = (folio_run){.struct_size = sizeof e->run, .stream = stream};
-    CHECK_OK(KIT_LAYER_OPEN(device_context(), &e->l, .num_heads = HEADS, .num_kv_heads = KV_HEADS,
+    e->run =
+        (folio_run){.struct_size = sizeof e->run, .stream = has_stream ? device_stream(ctx) : NULL};
+    CHECK_OK(KIT_LAYER_OPEN(ctx, &e->l, .num_heads = HEADS, .num_kv_heads = KV_HEADS,
                             .k_head_size = SIZE, .dtype = FOLIO_BF16, .num_blocks = BLOCKS,
                             .block_size = BLOCK, .max_seqs = SEQS, .max_query_tokens = ROWS,
                             .max_seq_len = LENGTH, .flags = flags));
-    device_write_slots(e->l.ctx, e->l.cache, 0, 0, BLOCKS * BLOCK, KV_HEADS * SIZE, 1);
-    e->q = device_upload_numbers(e->l.ctx, ROWS * ROW, 3);
-    CHECK_OK(folio_memory_create(e->l.ctx, FOLIO_MEMORY_DEVICE, ROWS * ROW * 2, &e->out));
+    device_write_slots(ctx, e->l.cache, 0, 0, BLOCKS * BLOCK, KV_HEADS * SIZE, 1);
+    e->q = device_upload_numbers(ctx, ROWS * ROW, 3);
+    e->out = device_make(ctx, ROWS * ROW * 2);
 }
 
 static void close_engine(engine *e)
 {
-    folio_memory_destroy(e->l.ctx, FOLIO_MEMORY_DEVICE, e->q, ROWS * ROW * 2);
-    folio_memory_destroy(e->l.ctx, FOLIO_MEMORY_DEVICE, e->out, ROWS * ROW * 2);
     kit_layer_close(&e->l);
-    folio_context_destroy(e->l.ctx);
+    device_close(e->l.ctx);
 }
 
 /* Sequences of so many rows each, all of the same length. */
@@ -69,7 +69,7 @@ TEST(parts, layers_back_to_back_give_the_same_bits)
 {
     static uint16_t want[ROWS * ROW], got[ROWS * ROW];
     engine e;
-    open_engine(&e, 0, NULL);
+    open_engine(&e, 0, false);
     for (int32_t seqs = 1; seqs <= SEQS; seqs += 2) {
         update(&e, seqs, QUERY);
         CHECK_OK(folio_memory_fill(e.l.ctx, e.out, 0xff, ROWS * ROW * 2, &e.run));
@@ -92,17 +92,12 @@ TEST(parts, a_graph_meets_steps_without_prefills)
     static const int32_t steps[][2] = {{1, QUERY}, {3, 1}, {2, 4}, {3, QUERY}, {1, 1}, {2, 5}};
     static uint16_t want[ROWS * ROW], got[ROWS * ROW];
     engine plain, captured;
-    cudaStream_t stream;
-    cudaGraph_t graph;
-    cudaGraphExec_t replay;
-    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    open_engine(&plain, FOLIO_PLAN_GRAPH, NULL); /* the same kernels, called */
-    open_engine(&captured, FOLIO_PLAN_GRAPH, stream);
+    open_engine(&plain, FOLIO_PLAN_GRAPH, false); /* the same kernels, called */
+    open_engine(&captured, FOLIO_PLAN_GRAPH, true);
     update(&captured, 1, 1);
-    CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    device_capture(captured.run.stream);
     forward(&captured, ROWS);
-    CUDA_OK(cudaStreamEndCapture(stream, &graph));
-    CUDA_OK(cudaGraphInstantiate(&replay, graph, 0));
+    cudaGraphExec_t replay = device_captured(captured.l.ctx, captured.run.stream);
     for (int i = 0; i < 24; i++) {
         const int32_t *step = steps[i % 6];
         size_t bytes = (size_t)(step[0] * step[1]) * ROW * 2;
@@ -112,16 +107,13 @@ TEST(parts, a_graph_meets_steps_without_prefills)
         CHECK_OK(
             folio_memory_fill(captured.l.ctx, captured.out, 0xff, ROWS * ROW * 2, &captured.run));
         update(&captured, step[0], step[1]);
-        CUDA_OK(cudaGraphLaunch(replay, stream));
+        CUDA_OK(cudaGraphLaunch(replay, captured.run.stream));
         read_out(&captured, got);
         CHECK_MSG(memcmp(got, want, bytes) == 0, "step %d", i);
         for (size_t k = bytes / 2; k < ROWS * ROW; k++) CHECK(got[k] == 0);
     }
-    CUDA_OK(cudaGraphExecDestroy(replay));
-    CUDA_OK(cudaGraphDestroy(graph));
     close_engine(&captured);
     close_engine(&plain);
-    CUDA_OK(cudaStreamDestroy(stream));
 }
 
 /* A sequence's bits do not depend on the ones next to it, which change how many parts the device has room for. */
@@ -129,7 +121,7 @@ TEST(parts, batch_invariant_plans_cut_at_fixed_places)
 {
     static uint16_t want[ROWS * ROW], got[ROWS * ROW];
     engine e;
-    open_engine(&e, FOLIO_PLAN_BATCH_INVARIANT, NULL);
+    open_engine(&e, FOLIO_PLAN_BATCH_INVARIANT, false);
     for (int32_t query = 5; query <= QUERY; query += 7) {
         update(&e, 1, query);
         forward(&e, query);
@@ -150,11 +142,11 @@ TEST(parts, a_workspace_of_the_callers)
     static uint16_t want[ROWS * ROW], got[ROWS * ROW];
     engine own, other;
     size_t bytes = 0;
-    open_engine(&own, 0, NULL);
-    open_engine(&other, FOLIO_PLAN_NO_WORKSPACE, NULL);
+    open_engine(&own, 0, false);
+    open_engine(&other, FOLIO_PLAN_NO_WORKSPACE, false);
     CHECK_OK(folio_plan_get_workspace_size(other.l.plan, &bytes));
     other.run.workspace_size = bytes;
-    CHECK_OK(folio_memory_create(other.l.ctx, FOLIO_MEMORY_DEVICE, bytes, &other.run.workspace));
+    other.run.workspace = device_make(other.l.ctx, bytes);
     CHECK_OK(folio_memory_fill(other.l.ctx, other.run.workspace, 0xff, bytes, NULL));
     update(&own, 2, QUERY);
     forward(&own, 2 * QUERY);
@@ -165,7 +157,6 @@ TEST(parts, a_workspace_of_the_callers)
         read_out(&other, got);
         CHECK(memcmp(got, want, 2 * QUERY * ROW * 2) == 0);
     }
-    folio_memory_destroy(other.l.ctx, FOLIO_MEMORY_DEVICE, other.run.workspace, bytes);
     close_engine(&own);
     close_engine(&other);
 }

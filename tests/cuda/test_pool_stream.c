@@ -43,11 +43,11 @@ typedef struct {
     gate gate;
 } world;
 
-static void open_world(world *w, cudaStream_t stream, const char *store)
+static void open_world(world *w, const char *store)
 {
     memset(w, 0, sizeof *w);
-    w->run = (folio_run){.struct_size = sizeof w->run, .stream = stream};
     w->ctx = device_context();
+    w->run = (folio_run){.struct_size = sizeof w->run, .stream = device_stream(w->ctx)};
     folio_kv_cache_desc c = FOLIO_WITH(
         folio_kv_cache_desc, .num_blocks = BLOCKS, .num_layers = LAYERS, .block_size = BLOCK,
         .num_kv_heads = KV_HEADS, .k_head_size = SIZE, .dtype = FOLIO_BF16);
@@ -56,7 +56,7 @@ static void open_world(world *w, cudaStream_t stream, const char *store)
     folio_pool_desc p =
         FOLIO_WITH(folio_pool_desc, .num_blocks = BLOCKS, .block_size = BLOCK,
                    .layer_groups = &group, .flags = FOLIO_POOL_CHECK, .host_blocks = 128,
-                   .store_path = store, .store_bytes = 64 << 20, .stream = stream);
+                   .store_path = store, .store_bytes = 64 << 20, .stream = w->run.stream);
     CHECK_OK(folio_pool_create(w->ctx, &p, &w->pool));
     size_t noise = (size_t)BLOCKS * BLOCK * ROW * 2;
     CHECK_OK(folio_memory_create(w->ctx, FOLIO_MEMORY_HOST, 2 * KV_BYTES, (void **)&w->rows));
@@ -77,7 +77,7 @@ static void close_world(world *w)
     CHECK_OK(folio_pool_check(w->pool));
     folio_pool_destroy(w->pool);
     folio_kv_cache_destroy(w->cache);
-    folio_context_destroy(w->ctx);
+    device_close(w->ctx);
 }
 
 /* Layer l has the tokens' rows from token l on, so that layers differ. */
@@ -131,14 +131,12 @@ static bool is_right(world *w, const folio_sequence *s, int64_t n)
 TEST(pool_stream, nothing_waits_for_a_stream_that_stands)
 {
     static world w;
-    cudaStream_t stream;
-    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    open_world(&w, stream, NULL);
+    open_world(&w, NULL);
     folio_sequence *a = NULL, *b = NULL;
     CHECK_OK(folio_sequence_create(w.pool, NULL, &a));
     write_tokens(&w, a, 57);
     CHECK_OK(folio_run_wait(w.ctx, &w.run));
-    CUDA_OK(cudaLaunchHostFunc(stream, stand, &w.gate));
+    CUDA_OK(cudaLaunchHostFunc(w.run.stream, stand, &w.gate));
     CHECK_OK(folio_sequence_truncate(a, 0));
     spoil_free(&w);
     write_tokens(&w, a, 505);
@@ -151,7 +149,7 @@ TEST(pool_stream, nothing_waits_for_a_stream_that_stands)
     spoil_free(&w);
     CHECK_OK(folio_sequence_swap_in(b, NULL, NULL));
     CHECK_OK(folio_sequence_swap_in(a, &w.run, NULL));
-    CHECK(cudaStreamQuery(stream) == cudaErrorNotReady);
+    CHECK(cudaStreamQuery(w.run.stream) == cudaErrorNotReady);
     CHECK(!atomic_load(&w.gate.late));
     atomic_store(&w.gate.open, true);
     CHECK(is_right(&w, b, 505));
@@ -160,23 +158,20 @@ TEST(pool_stream, nothing_waits_for_a_stream_that_stands)
     folio_sequence_destroy(a);
     folio_sequence_destroy(b);
     close_world(&w);
-    CUDA_OK(cudaStreamDestroy(stream));
 }
 
 /* By way of the file the mover waits, and the caller with a handle does not. */
 TEST(pool_stream, the_file_is_written_when_the_stream_has_come_there)
 {
     static world w;
-    cudaStream_t stream;
     char path[64];
     snprintf(path, sizeof path, "/tmp/folio-cuda-tests-%d.store", (int)getpid());
     unlink(path);
-    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    open_world(&w, stream, path);
+    open_world(&w, path);
     folio_sequence *a = NULL;
     folio_transfer *out = NULL;
     CHECK_OK(folio_sequence_create(w.pool, NULL, &a));
-    CUDA_OK(cudaLaunchHostFunc(stream, stand, &w.gate));
+    CUDA_OK(cudaLaunchHostFunc(w.run.stream, stand, &w.gate));
     write_tokens(&w, a, 300);
     CHECK_OK(folio_sequence_swap_out(a, FOLIO_TIER_DISK, NULL, &out));
     CHECK(folio_transfer_is_done(out) == 0);
@@ -190,7 +185,6 @@ TEST(pool_stream, the_file_is_written_when_the_stream_has_come_there)
     folio_sequence_destroy(a);
     close_world(&w);
     unlink(path);
-    CUDA_OK(cudaStreamDestroy(stream));
 }
 
 /* What a call is given in host memory it has read when it returns, pinned or not. */
@@ -198,15 +192,13 @@ TEST(pool_stream, pinned_slots_may_change_behind_a_write)
 {
     enum { N = 57 };
     static world w;
-    cudaStream_t stream;
     int64_t *slots = NULL;
-    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    open_world(&w, stream, NULL);
+    open_world(&w, NULL);
     folio_sequence *a = NULL;
     CHECK_OK(folio_memory_create(w.ctx, FOLIO_MEMORY_HOST, N * sizeof *slots, (void **)&slots));
     CHECK_OK(folio_sequence_create(w.pool, NULL, &a));
     CHECK_OK(folio_sequence_reserve(a, N, 0, slots));
-    CUDA_OK(cudaLaunchHostFunc(stream, stand, &w.gate));
+    CUDA_OK(cudaLaunchHostFunc(w.run.stream, stand, &w.gate));
     for (int32_t l = 0; l < LAYERS; l++) {
         folio_kv_write write =
             FOLIO_WITH(folio_kv_write, .k = {w.rows + l * ROW, FOLIO_BF16, N, 0, 0},
@@ -221,5 +213,4 @@ TEST(pool_stream, pinned_slots_may_change_behind_a_write)
     folio_sequence_destroy(a);
     folio_memory_destroy(w.ctx, FOLIO_MEMORY_HOST, slots, N * sizeof *slots);
     close_world(&w);
-    CUDA_OK(cudaStreamDestroy(stream));
 }

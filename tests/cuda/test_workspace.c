@@ -45,21 +45,19 @@ static void open_world(world *w)
                        .block_table = table, .num_blocks = LENGTH / BLOCK);
         CHECK_OK(folio_batch_add(w->batch, &seq));
     }
-    CHECK_OK(folio_memory_create(w->ctx, FOLIO_MEMORY_DEVICE, SEQS * ROW * 2, &w->q));
-    CHECK_OK(folio_memory_create(w->ctx, FOLIO_MEMORY_DEVICE, SEQS * ROW * 2, &w->out));
+    w->q = device_make(w->ctx, SEQS * ROW * 2);
+    w->out = device_make(w->ctx, SEQS * ROW * 2);
     CHECK_OK(folio_memory_fill(w->ctx, w->q, 0x3c, SEQS * ROW * 2, NULL));
 }
 
 static void close_world(world *w)
 {
-    folio_memory_destroy(w->ctx, FOLIO_MEMORY_DEVICE, w->q, SEQS * ROW * 2);
-    folio_memory_destroy(w->ctx, FOLIO_MEMORY_DEVICE, w->out, SEQS * ROW * 2);
     folio_batch_destroy(w->batch);
     for (int i = 0; i < SHAPES; i++) {
         folio_kv_cache_destroy(w->cache[i]);
         folio_attention_destroy(w->attention[i]);
     }
-    folio_context_destroy(w->ctx);
+    device_close(w->ctx);
 }
 
 /* Of the first num_attentions shapes. */
@@ -117,7 +115,7 @@ TEST(workspace, many_workspaces_of_the_caller)
     CHECK_OK(folio_plan_update(plan, w.batch, NULL));
     for (int i = 0; i < MANY; i++) {
         runs[i] = (folio_run){.struct_size = sizeof runs[i], .workspace_size = bytes};
-        CHECK_OK(folio_memory_create(w.ctx, FOLIO_MEMORY_DEVICE, bytes, &runs[i].workspace));
+        runs[i].workspace = device_make(w.ctx, bytes);
     }
     for (int turn = 0; turn < 3 * MANY; turn++) {
         const folio_run *run = &runs[turn * 7 % MANY];
@@ -129,8 +127,6 @@ TEST(workspace, many_workspaces_of_the_caller)
         CHECK_OK(folio_attention_forward(plan, i, FOLIO_ATTENTION_DECODER, w.cache[i], 0, &t, run));
         check_out(&w, w.out, NULL, turn);
     }
-    for (int i = 0; i < MANY; i++)
-        folio_memory_destroy(w.ctx, FOLIO_MEMORY_DEVICE, runs[i].workspace, bytes);
     folio_plan_destroy(plan);
     close_world(&w);
 }
@@ -140,17 +136,15 @@ TEST(workspace, two_streams_with_workspaces_of_their_own)
 {
     world w;
     size_t bytes = 0;
-    cudaStream_t streams[2];
     folio_run runs[2];
     void *out[2];
     open_world(&w);
     folio_plan *plan = make_plan(&w, 1, FOLIO_PLAN_NO_WORKSPACE);
     CHECK_OK(folio_plan_get_workspace_size(plan, &bytes));
     for (int i = 0; i < 2; i++) {
-        CHECK(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking) == cudaSuccess);
-        runs[i] = FOLIO_WITH(folio_run, .stream = streams[i], .workspace_size = bytes);
-        CHECK_OK(folio_memory_create(w.ctx, FOLIO_MEMORY_DEVICE, bytes, &runs[i].workspace));
-        CHECK_OK(folio_memory_create(w.ctx, FOLIO_MEMORY_DEVICE, SEQS * ROW * 2, &out[i]));
+        runs[i] = FOLIO_WITH(folio_run, .stream = device_stream(w.ctx), .workspace_size = bytes,
+                             .workspace = device_make(w.ctx, bytes));
+        out[i] = device_make(w.ctx, SEQS * ROW * 2);
         CHECK_OK(folio_memory_fill(w.ctx, runs[i].workspace, 0xff, bytes, NULL));
         CHECK_OK(folio_memory_fill(w.ctx, out[i], 0x7f, SEQS * ROW * 2, NULL));
     }
@@ -162,12 +156,7 @@ TEST(workspace, two_streams_with_workspaces_of_their_own)
         CHECK_OK(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, w.cache[0], 0, &t,
                                          &runs[turn % 2]));
     }
-    for (int i = 0; i < 2; i++) {
-        check_out(&w, out[i], &runs[i], i);
-        folio_memory_destroy(w.ctx, FOLIO_MEMORY_DEVICE, runs[i].workspace, bytes);
-        folio_memory_destroy(w.ctx, FOLIO_MEMORY_DEVICE, out[i], SEQS * ROW * 2);
-        CHECK(cudaStreamDestroy(streams[i]) == cudaSuccess);
-    }
+    for (int i = 0; i < 2; i++) check_out(&w, out[i], &runs[i], i);
     folio_plan_destroy(plan);
     close_world(&w);
 }
@@ -176,13 +165,11 @@ TEST(workspace, two_streams_with_workspaces_of_their_own)
 TEST(workspace, a_second_stream_in_the_plans_own_is_refused)
 {
     world w;
-    cudaStream_t stream;
     open_world(&w);
     folio_plan *plan = make_plan(&w, 1, 0);
     folio_tensors t = FOLIO_WITH(folio_tensors, .q = {w.q, FOLIO_BF16, SEQS, 0, 0},
                                  .out = {w.out, FOLIO_BF16, SEQS, 0, 0});
-    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
-    folio_run run = {.struct_size = sizeof run, .stream = stream};
+    folio_run run = {.struct_size = sizeof run, .stream = device_stream(w.ctx)};
     CHECK_OK(folio_plan_update(plan, w.batch, NULL));
     CHECK_OK(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, w.cache[0], 0, &t, NULL));
     CHECK_REFUSED(
@@ -193,7 +180,6 @@ TEST(workspace, a_second_stream_in_the_plans_own_is_refused)
     CHECK_OK(folio_memory_fill(w.ctx, w.out, 0x7f, SEQS * ROW * 2, &run));
     CHECK_OK(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, w.cache[0], 0, &t, &run));
     check_out(&w, w.out, &run, 0);
-    CHECK(cudaStreamDestroy(stream) == cudaSuccess);
     folio_plan_destroy(plan);
     close_world(&w);
 }

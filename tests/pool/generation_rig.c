@@ -723,6 +723,15 @@ void gen_world_close(gen_world *w)
     unlink(w->store);
 }
 
+void gen_world_run(const gen_geometry *g, int64_t blocks, int64_t host, int64_t frames,
+                   gen_body body)
+{
+    static gen_world w;
+    REQUIRE_TEST(gen_world_open(&w, g, blocks, host, frames));
+    body(&w);
+    gen_world_close(&w);
+}
+
 folio_sequence *gen_sequence(gen_world *w, const gen_request *r)
 {
     folio_sequence_desc desc = {.struct_size = sizeof desc, .salt = r->encoder_seed};

@@ -147,6 +147,15 @@ bool gen_world_open(gen_world *w, const gen_geometry *g, int64_t blocks, int64_t
 /* Closes pool and model, removes the store's file. */
 void gen_world_close(gen_world *w);
 
+/* A test on a world that is opened with these before the body and closed after it. */
+typedef void (*gen_body)(gen_world *w);
+void gen_world_run(const gen_geometry *g, int64_t blocks, int64_t host, int64_t frames,
+                   gen_body body);
+#define GEN_TEST(suite, name, geometry, blocks, host, frames)                                      \
+    static void in_world_##name(gen_world *w);                                                     \
+    TEST(suite, name) { gen_world_run(&(geometry), blocks, host, frames, in_world_##name); }       \
+    static void in_world_##name(gen_world *w)
+
 /* An empty sequence with the request's salt; one with its first `len` tokens. */
 folio_sequence *gen_sequence(gen_world *w, const gen_request *r);
 folio_sequence *gen_filled(gen_world *w, const gen_request *r, int64_t len);

@@ -48,6 +48,14 @@ void pool_rig_close(pool_rig *rig)
     *rig = (pool_rig){0};
 }
 
+void pool_rig_run(folio_pool_desc desc, pool_body body)
+{
+    pool_rig r;
+    REQUIRE_TEST(pool_rig_open(&r, desc));
+    body(&r, r.pool);
+    pool_rig_close(&r);
+}
+
 folio_pool_stats pool_stats(folio_pool *pool)
 {
     folio_pool_stats stats = {.struct_size = sizeof stats};
@@ -69,6 +77,15 @@ folio_sequence_info pool_info(const folio_sequence *sequence)
     folio_sequence_info info = {.struct_size = sizeof info};
     CHECK_OK(folio_sequence_get_info(sequence, &info));
     return info;
+}
+
+pool_counts pool_count(folio_pool *pool, const folio_sequence *sequence)
+{
+    pool_counts c;
+    memset(&c, 0, sizeof c);
+    c.stats = pool_stats(pool);
+    if (sequence != NULL) c.info = pool_info(sequence);
+    return c;
 }
 
 folio_tokens pool_tokens(const int32_t *ids, int64_t num_tokens)

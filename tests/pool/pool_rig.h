@@ -29,6 +29,15 @@ bool pool_rig_open_on(pool_rig *rig, folio_context *ctx, folio_pool_desc desc);
 /* folio_pool_check finds nothing; then all is destroyed. */
 void pool_rig_close(pool_rig *rig);
 
+/* A test on a pool that is described by these fields: opened before the body, closed after it. */
+typedef void (*pool_body)(pool_rig *r, folio_pool *pool);
+void pool_rig_run(folio_pool_desc desc, pool_body body);
+#define POOL_TEST(suite, name, ...)                                                                \
+    static void on_pool_##suite##_##name(pool_rig *r, folio_pool *pool);                           \
+    TEST(suite, name) { pool_rig_run((folio_pool_desc){__VA_ARGS__}, on_pool_##suite##_##name); }  \
+    static void on_pool_##suite##_##name(__attribute__((unused)) pool_rig *r,                      \
+                                         __attribute__((unused)) folio_pool *pool)
+
 folio_pool_stats pool_stats(folio_pool *pool);
 folio_sequence *pool_sequence(folio_pool *pool, uint64_t salt);
 folio_sequence_info pool_info(const folio_sequence *sequence);
@@ -40,6 +49,19 @@ void pool_grow(folio_sequence *sequence, const int32_t *ids, int64_t num_tokens)
 /* Tokens in the prefix cache, by a sequence that matches and goes. */
 int64_t pool_matches(folio_pool *pool, uint64_t salt, const int32_t *ids, int64_t num_tokens);
 folio_block_state pool_state_of(folio_pool *pool, int32_t block);
+/* Of the pool, and of a sequence unless it is NULL: a refused call leaves them as they were. */
+typedef struct pool_counts {
+    folio_pool_stats stats;
+    folio_sequence_info info;
+} pool_counts;
+pool_counts pool_count(folio_pool *pool, const folio_sequence *sequence);
+#define REFUSED_BY(pool, sequence, call, status, words)                                            \
+    do {                                                                                           \
+        pool_counts before_ = pool_count(pool, sequence);                                          \
+        REFUSED(call, status, words);                                                              \
+        pool_counts after_ = pool_count(pool, sequence);                                           \
+        CHECK_MSG(memcmp(&before_, &after_, sizeof before_) == 0, "%s changed a count", #call);    \
+    } while (0)
 /* A sequence of so many committed tokens, none of them indexed; a fork of one. Never NULL. */
 folio_sequence *pool_plain(folio_pool *pool, int64_t num_tokens);
 folio_sequence *pool_fork(folio_sequence *sequence);

@@ -62,11 +62,22 @@ void srig_reopen(store_rig *rig)
     CHECK_OK(srig_open(rig));
 }
 
+folioi_store_stats srig_stats(const store_rig *rig) { return folioi_store_get_stats(rig->store); }
+
 void srig_end(store_rig *rig)
 {
     srig_close(rig);
     unlink(rig->path);
     CHECK(rmdir(rig->dir) == 0);
+}
+
+void srig_run(int64_t num_frames, bool open, srig_body body)
+{
+    store_rig rig;
+    srig_init(&rig, num_frames);
+    if (!open || srig_open(&rig) == FOLIO_OK) body(&rig);
+    else test_fail(__FILE__, __LINE__, "open: %s", folio_last_error());
+    srig_end(&rig);
 }
 
 /* --------------------------------------------------------------------------------------- blocks */

@@ -9,6 +9,9 @@
 #include "cache/store_file.h"
 #include "support.h"
 
+#define CACHED FOLIOI_FRAME_CACHED
+#define SEQUENCE FOLIOI_FRAME_SEQUENCE
+
 #define SRIG_GROUPS 3
 #define SRIG_IDS 16 /* ids of a block */
 #define SRIG_MAX_PAYLOAD 3800
@@ -32,6 +35,17 @@ folio_status srig_open(store_rig *rig);
 void srig_close(store_rig *rig);
 /* Close, and an open that must succeed. */
 void srig_reopen(store_rig *rig);
+folioi_store_stats srig_stats(const store_rig *rig);
+
+/* A test on a store of so many frames, which is open; and on one that has no file yet. */
+typedef void (*srig_body)(store_rig *rig);
+void srig_run(int64_t num_frames, bool open, srig_body body);
+#define STORE_TEST_(suite, name, num_frames, open)                                                 \
+    static void on_store_##suite##_##name(store_rig *rig);                                         \
+    TEST(suite, name) { srig_run(num_frames, open, on_store_##suite##_##name); }                   \
+    static void on_store_##suite##_##name(store_rig *rig)
+#define STORE_TEST(suite, name, num_frames) STORE_TEST_(suite, name, num_frames, true)
+#define NEW_STORE_TEST(suite, name, num_frames) STORE_TEST_(suite, name, num_frames, false)
 
 /* Block number n: key, parent, salt, ids and payload follow from it. */
 typedef struct {
@@ -50,8 +64,8 @@ folio_status srig_put(folioi_store *store, uint64_t n, int32_t group, folioi_fra
 int srig_get(folioi_store *store, uint64_t n, int32_t group, folioi_frame_kind kind,
              uint64_t version);
 /* CACHED blocks of group 0, version 0. */
-#define PUT(n) srig_put(rig.store, n, 0, FOLIOI_FRAME_CACHED, 0)
-#define GET(n) srig_get(rig.store, n, 0, FOLIOI_FRAME_CACHED, 0)
+#define PUT(n) srig_put(rig->store, n, 0, CACHED, 0)
+#define GET(n) srig_get(rig->store, n, 0, CACHED, 0)
 bool srig_has(folioi_store *store, uint64_t n, int32_t group, folioi_frame_kind kind);
 
 /* The whole file, for the caller to free; and written anew with these bytes. */

@@ -8,348 +8,285 @@
 #include <pthread.h>
 #include <time.h>
 
-/* Same counts as before: a refused call has changed nothing. */
-static void check_unchanged(int line, folio_pool *pool, const folio_pool_stats *before)
-{
-    folio_pool_stats now = pool_stats(pool);
-    if (memcmp(&now, before, sizeof now) != 0)
-        test_fail(__FILE__, line,
-                  "free %lld -> %lld, used %lld -> %lld, shared %lld -> %lld, peak %lld -> %lld",
-                  (long long)before->num_free, (long long)now.num_free, (long long)before->num_used,
-                  (long long)now.num_used, (long long)before->num_shared, (long long)now.num_shared,
-                  (long long)before->peak_used, (long long)now.peak_used);
-}
-
-/* Refused, with one clear sentence, and the pool is as it was. */
-#define REFUSED_BY(pool, call, status, words)                                                      \
-    do {                                                                                           \
-        folio_pool_stats before_ = pool_stats(pool);                                               \
-        REFUSED(call, status, words);                                                              \
-        check_unchanged(__LINE__, pool, &before_);                                                 \
-    } while (0)
-
 /* ------------------------------------------------------------------------------- blocks by hand */
 
-TEST(pool, a_new_pool_is_free)
+POOL_TEST(pool, a_new_pool_is_free, .num_blocks = 7, .block_size = 16)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 7, .block_size = 16}));
-    folio_pool_stats s = pool_stats(r.pool);
+    folio_pool_stats s = pool_stats(pool);
     folio_pool_stats expected = {.struct_size = sizeof s, .num_blocks = 7, .num_free = 7};
     CHECK(memcmp(&s, &expected, sizeof s) == 0);
-    for (int b = 0; b < 7; b++) CHECK_INT(pool_state_of(r.pool, b), FOLIO_BLOCK_FREE);
-    CHECK_INT(r.num_events, 0);
-    pool_rig_close(&r);
+    for (int b = 0; b < 7; b++) CHECK_INT(pool_state_of(pool, b), FOLIO_BLOCK_FREE);
+    CHECK_INT(r->num_events, 0);
     folio_pool_destroy(NULL);
     folio_sequence_destroy(NULL);
     folio_transfer_destroy(NULL);
 }
 
-TEST(pool, every_block_is_handed_out_once)
+POOL_TEST(pool, every_block_is_handed_out_once, .num_blocks = 5000, .block_size = 1)
 {
     enum { N = 5000 };
     static int32_t blocks[N + 1];
     static uint8_t seen[N];
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = N, .block_size = 1}));
     for (int round = 0; round < 3; round++) {
         memset(seen, 0, sizeof seen);
         int64_t got = 0;
         for (int64_t n = 0; got + n <= N; got += n, n = (n + 7) % 100)
-            CHECK_OK(folio_pool_alloc(r.pool, n, blocks + got));
-        CHECK_OK(folio_pool_alloc(r.pool, N - got, blocks + got));
+            CHECK_OK(folio_pool_alloc(pool, n, blocks + got));
+        CHECK_OK(folio_pool_alloc(pool, N - got, blocks + got));
         for (int i = 0; i < N; i++) {
             CHECK(blocks[i] >= 0 && blocks[i] < N);
             if (blocks[i] >= 0 && blocks[i] < N) CHECK_INT(seen[blocks[i]]++, 0);
         }
-        CHECK_INT(pool_stats(r.pool).num_free, 0);
-        REFUSED_BY(r.pool, folio_pool_alloc(r.pool, 1, &blocks[N]), FOLIO_ERR_FULL, "1");
-        CHECK_OK(folio_pool_alloc(r.pool, 0, &blocks[N]));
-        CHECK_OK(folio_pool_release(r.pool, N, blocks));
-        CHECK_INT(pool_stats(r.pool).num_free, N);
-        CHECK_INT(pool_stats(r.pool).allocations, (int64_t)N * (round + 1));
+        CHECK_INT(pool_stats(pool).num_free, 0);
+        REFUSED_BY(pool, NULL, folio_pool_alloc(pool, 1, &blocks[N]), FOLIO_ERR_FULL, "1");
+        CHECK_OK(folio_pool_alloc(pool, 0, &blocks[N]));
+        CHECK_OK(folio_pool_release(pool, N, blocks));
+        CHECK_INT(pool_stats(pool).num_free, N);
+        CHECK_INT(pool_stats(pool).allocations, (int64_t)N * (round + 1));
     }
-    pool_rig_close(&r);
 }
 
-TEST(pool, references_are_counted)
+POOL_TEST(pool, references_are_counted, .num_blocks = 8, .block_size = 16)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 8, .block_size = 16}));
     int32_t b[3];
-    CHECK_OK(folio_pool_alloc(r.pool, 3, b));
-    CHECK_OK(folio_pool_retain(r.pool, 2, b));
+    CHECK_OK(folio_pool_alloc(pool, 3, b));
+    CHECK_OK(folio_pool_retain(pool, 2, b));
     const int32_t twice[3] = {b[0], b[1], b[0]};
-    CHECK_OK(folio_pool_retain(r.pool, 3, twice)); /* b0: 4, b1: 3, b2: 1 */
-    folio_pool_stats s = pool_stats(r.pool);
+    CHECK_OK(folio_pool_retain(pool, 3, twice)); /* b0: 4, b1: 3, b2: 1 */
+    folio_pool_stats s = pool_stats(pool);
     CHECK_INT(s.num_used, 3);
     CHECK_INT(s.num_shared, 2);
     CHECK_INT(s.num_free, 5);
     CHECK_INT(s.num_cached, 0);
     CHECK_INT(s.allocations, 3);
-    CHECK_INT(pool_state_of(r.pool, b[0]), FOLIO_BLOCK_SHARED);
-    CHECK_INT(pool_state_of(r.pool, b[2]), FOLIO_BLOCK_USED);
-    CHECK_OK(folio_pool_release(r.pool, 3, twice)); /* 2, 2, 1 */
-    CHECK_INT(pool_stats(r.pool).num_shared, 2);
-    CHECK_OK(folio_pool_release(r.pool, 3, b)); /* 1, 1, 0 */
-    CHECK_INT(pool_state_of(r.pool, b[0]), FOLIO_BLOCK_USED);
-    CHECK_INT(pool_state_of(r.pool, b[1]), FOLIO_BLOCK_USED);
-    CHECK_INT(pool_state_of(r.pool, b[2]), FOLIO_BLOCK_FREE);
-    CHECK_OK(folio_pool_release(r.pool, 2, b));
-    s = pool_stats(r.pool);
+    CHECK_INT(pool_state_of(pool, b[0]), FOLIO_BLOCK_SHARED);
+    CHECK_INT(pool_state_of(pool, b[2]), FOLIO_BLOCK_USED);
+    CHECK_OK(folio_pool_release(pool, 3, twice)); /* 2, 2, 1 */
+    CHECK_INT(pool_stats(pool).num_shared, 2);
+    CHECK_OK(folio_pool_release(pool, 3, b)); /* 1, 1, 0 */
+    CHECK_INT(pool_state_of(pool, b[0]), FOLIO_BLOCK_USED);
+    CHECK_INT(pool_state_of(pool, b[1]), FOLIO_BLOCK_USED);
+    CHECK_INT(pool_state_of(pool, b[2]), FOLIO_BLOCK_FREE);
+    CHECK_OK(folio_pool_release(pool, 2, b));
+    s = pool_stats(pool);
     CHECK_INT(s.num_free, 8);
     CHECK_INT(s.peak_used, 3);
-    pool_rig_close(&r);
 }
 
-TEST(pool, the_last_one_freed_comes_first)
+POOL_TEST(pool, the_last_one_freed_comes_first, .num_blocks = 9, .block_size = 4)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 9, .block_size = 4}));
     int32_t b[6], again[3];
-    CHECK_OK(folio_pool_alloc(r.pool, 6, b));
+    CHECK_OK(folio_pool_alloc(pool, 6, b));
     const int order[3] = {4, 0, 2};
-    for (int i = 0; i < 3; i++) CHECK_OK(folio_pool_release(r.pool, 1, &b[order[i]]));
-    for (int i = 0; i < 3; i++) CHECK_OK(folio_pool_alloc(r.pool, 1, &again[i]));
+    for (int i = 0; i < 3; i++) CHECK_OK(folio_pool_release(pool, 1, &b[order[i]]));
+    for (int i = 0; i < 3; i++) CHECK_OK(folio_pool_alloc(pool, 1, &again[i]));
     for (int i = 0; i < 3; i++) CHECK_INT(again[i], b[order[2 - i]]);
-    CHECK_OK(folio_pool_release(r.pool, 6, b));
-    pool_rig_close(&r);
+    CHECK_OK(folio_pool_release(pool, 6, b));
 }
 
-TEST(pool, full_is_all_or_nothing)
+POOL_TEST(pool, full_is_all_or_nothing, .num_blocks = 8, .block_size = 16)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 8, .block_size = 16}));
     int32_t b[8], out[4];
-    CHECK_OK(folio_pool_alloc(r.pool, 5, b));
+    CHECK_OK(folio_pool_alloc(pool, 5, b));
     memset(out, 0xFF, sizeof out);
-    REFUSED_BY(r.pool, folio_pool_alloc(r.pool, 4, out), FOLIO_ERR_FULL, "4|3");
+    REFUSED_BY(pool, NULL, folio_pool_alloc(pool, 4, out), FOLIO_ERR_FULL, "4|3");
     CHECK(support_is_poison(out, sizeof out));
-    REFUSED_BY(r.pool, folio_pool_alloc(r.pool, 8, out), FOLIO_ERR_FULL, "8|3");
-    REFUSED_BY(r.pool, folio_pool_alloc(r.pool, 9, out), FOLIO_ERR_TOO_LARGE, "9|has 8 blocks");
-    REFUSED_BY(r.pool, folio_pool_alloc(r.pool, INT64_MAX, out), FOLIO_ERR_TOO_LARGE, "");
-    CHECK_OK(folio_pool_alloc(r.pool, 3, b + 5));
-    CHECK_INT(pool_stats(r.pool).peak_used, 8);
-    CHECK_OK(folio_pool_release(r.pool, 8, b));
-    CHECK_OK(folio_pool_alloc(r.pool, 2, b));
-    folio_pool_stats s = pool_stats(r.pool);
+    REFUSED_BY(pool, NULL, folio_pool_alloc(pool, 8, out), FOLIO_ERR_FULL, "8|3");
+    REFUSED_BY(pool, NULL, folio_pool_alloc(pool, 9, out), FOLIO_ERR_TOO_LARGE, "9|has 8 blocks");
+    REFUSED_BY(pool, NULL, folio_pool_alloc(pool, INT64_MAX, out), FOLIO_ERR_TOO_LARGE, "");
+    CHECK_OK(folio_pool_alloc(pool, 3, b + 5));
+    CHECK_INT(pool_stats(pool).peak_used, 8);
+    CHECK_OK(folio_pool_release(pool, 8, b));
+    CHECK_OK(folio_pool_alloc(pool, 2, b));
+    folio_pool_stats s = pool_stats(pool);
     CHECK_INT(s.peak_used, 8); /* stays */
     CHECK_INT(s.num_used, 2);
     CHECK_INT(s.allocations, 10);
     CHECK_INT(s.evictions, 0);
-    CHECK_OK(folio_pool_release(r.pool, 2, b));
-    pool_rig_close(&r);
+    CHECK_OK(folio_pool_release(pool, 2, b));
 }
 
-TEST(pool, a_block_is_not_released_twice)
+POOL_TEST(pool, a_block_is_not_released_twice, .num_blocks = 6, .block_size = 16)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 6, .block_size = 16}));
     int32_t b[3];
-    CHECK_OK(folio_pool_alloc(r.pool, 3, b));
-    CHECK_OK(folio_pool_retain(r.pool, 1, &b[2])); /* 1, 1, 2 */
+    CHECK_OK(folio_pool_alloc(pool, 3, b));
+    CHECK_OK(folio_pool_retain(pool, 1, &b[2])); /* 1, 1, 2 */
     const int32_t once[4] = {b[2], b[0], b[1], b[0]};
-    REFUSED_BY(r.pool, folio_pool_release(r.pool, 4, once), FOLIO_ERR_ARGUMENT, "");
+    REFUSED_BY(pool, NULL, folio_pool_release(pool, 4, once), FOLIO_ERR_ARGUMENT, "");
     const int32_t thrice[3] = {b[2], b[2], b[2]};
-    REFUSED_BY(r.pool, folio_pool_release(r.pool, 3, thrice), FOLIO_ERR_ARGUMENT, "");
-    CHECK_OK(folio_pool_release(r.pool, 2, thrice)); /* two of them are there */
-    CHECK_INT(pool_state_of(r.pool, b[2]), FOLIO_BLOCK_FREE);
+    REFUSED_BY(pool, NULL, folio_pool_release(pool, 3, thrice), FOLIO_ERR_ARGUMENT, "");
+    CHECK_OK(folio_pool_release(pool, 2, thrice)); /* two of them are there */
+    CHECK_INT(pool_state_of(pool, b[2]), FOLIO_BLOCK_FREE);
     char number[16];
     snprintf(number, sizeof number, "%d", b[2]);
-    REFUSED_BY(r.pool, folio_pool_release(r.pool, 1, &b[2]), FOLIO_ERR_ARGUMENT, number);
-    REFUSED_BY(r.pool, folio_pool_retain(r.pool, 1, &b[2]), FOLIO_ERR_ARGUMENT, number);
+    REFUSED_BY(pool, NULL, folio_pool_release(pool, 1, &b[2]), FOLIO_ERR_ARGUMENT, number);
+    REFUSED_BY(pool, NULL, folio_pool_retain(pool, 1, &b[2]), FOLIO_ERR_ARGUMENT, number);
     const int32_t good_and_free[3] = {b[0], b[1], b[2]};
-    REFUSED_BY(r.pool, folio_pool_release(r.pool, 3, good_and_free), FOLIO_ERR_ARGUMENT, number);
-    REFUSED_BY(r.pool, folio_pool_retain(r.pool, 3, good_and_free), FOLIO_ERR_ARGUMENT, number);
-    for (int i = 0; i < 2; i++) CHECK_INT(pool_state_of(r.pool, b[i]), FOLIO_BLOCK_USED);
-    CHECK_OK(folio_pool_release(r.pool, 2, b));
-    pool_rig_close(&r);
+    REFUSED_BY(pool, NULL, folio_pool_release(pool, 3, good_and_free), FOLIO_ERR_ARGUMENT, number);
+    REFUSED_BY(pool, NULL, folio_pool_retain(pool, 3, good_and_free), FOLIO_ERR_ARGUMENT, number);
+    for (int i = 0; i < 2; i++) CHECK_INT(pool_state_of(pool, b[i]), FOLIO_BLOCK_USED);
+    CHECK_OK(folio_pool_release(pool, 2, b));
 }
 
 /* What only the prefix cache knows is not held: it cannot be retained or released. */
-TEST(pool, a_cached_block_has_no_holder)
+POOL_TEST(pool, a_cached_block_has_no_holder, .num_blocks = 6, .block_size = 2)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 6, .block_size = 2}));
     const int32_t ids[4] = {1, 2, 3, 4};
-    folio_sequence *s = pool_sequence(r.pool, 0);
+    folio_sequence *s = pool_sequence(pool, 0);
     pool_grow(s, ids, 4);
     int32_t b[2];
     memcpy(b, pool_table(s, 0, NULL), sizeof b);
-    CHECK_OK(folio_pool_retain(r.pool, 1, b));
-    CHECK_INT(pool_state_of(r.pool, b[0]), FOLIO_BLOCK_SHARED);
+    CHECK_OK(folio_pool_retain(pool, 1, b));
+    CHECK_INT(pool_state_of(pool, b[0]), FOLIO_BLOCK_SHARED);
     folio_sequence_destroy(s);
-    CHECK_INT(pool_state_of(r.pool, b[0]), FOLIO_BLOCK_USED);
-    CHECK_INT(pool_state_of(r.pool, b[1]), FOLIO_BLOCK_CACHED);
-    REFUSED_BY(r.pool, folio_pool_retain(r.pool, 1, &b[1]), FOLIO_ERR_ARGUMENT, "");
-    REFUSED_BY(r.pool, folio_pool_release(r.pool, 1, &b[1]), FOLIO_ERR_ARGUMENT, "");
-    CHECK_OK(folio_pool_release(r.pool, 1, b)); /* its last reference; it stays known */
-    CHECK_INT(pool_state_of(r.pool, b[0]), FOLIO_BLOCK_CACHED);
-    CHECK_INT(pool_stats(r.pool).num_cached, 2);
-    CHECK_INT(pool_stats(r.pool).num_free, 4);
-    pool_rig_close(&r);
+    CHECK_INT(pool_state_of(pool, b[0]), FOLIO_BLOCK_USED);
+    CHECK_INT(pool_state_of(pool, b[1]), FOLIO_BLOCK_CACHED);
+    REFUSED_BY(pool, NULL, folio_pool_retain(pool, 1, &b[1]), FOLIO_ERR_ARGUMENT, "");
+    REFUSED_BY(pool, NULL, folio_pool_release(pool, 1, &b[1]), FOLIO_ERR_ARGUMENT, "");
+    CHECK_OK(folio_pool_release(pool, 1, b)); /* its last reference; it stays known */
+    CHECK_INT(pool_state_of(pool, b[0]), FOLIO_BLOCK_CACHED);
+    CHECK_INT(pool_stats(pool).num_cached, 2);
+    CHECK_INT(pool_stats(pool).num_free, 4);
 }
 
 /* A caller may hold any block of a sequence, also when the ones before it are only cached. */
-TEST(pool, a_later_block_held_by_hand)
+POOL_TEST(pool, a_later_block_held_by_hand, .num_blocks = 6, .block_size = 2,
+          .flags = FOLIO_POOL_CHECK)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(
-        &r, (folio_pool_desc){.num_blocks = 6, .block_size = 2, .flags = FOLIO_POOL_CHECK}));
     const int32_t ids[6] = {1, 2, 3, 4, 5, 6};
-    folio_sequence *s = pool_sequence(r.pool, 0);
+    folio_sequence *s = pool_sequence(pool, 0);
     pool_grow(s, ids, 6);
     int32_t b[3], rest[5];
     memcpy(b, pool_table(s, 0, NULL), sizeof b);
-    CHECK_OK(folio_pool_retain(r.pool, 1, &b[1]));
+    CHECK_OK(folio_pool_retain(pool, 1, &b[1]));
     folio_sequence_destroy(s);
-    CHECK_INT(pool_state_of(r.pool, b[0]), FOLIO_BLOCK_CACHED);
-    CHECK_INT(pool_state_of(r.pool, b[1]), FOLIO_BLOCK_USED);
-    CHECK_INT(pool_state_of(r.pool, b[2]), FOLIO_BLOCK_CACHED);
-    CHECK_OK(folio_pool_check(r.pool));
-    CHECK_OK(folio_pool_alloc(r.pool, 5, rest)); /* all that are available */
-    CHECK_OK(folio_pool_check(r.pool));
-    CHECK_OK(folio_pool_release(r.pool, 5, rest));
-    CHECK_OK(folio_pool_release(r.pool, 1, &b[1]));
-    CHECK_OK(folio_pool_check(r.pool));
-    CHECK_INT(pool_matches(r.pool, 0, ids, 6), 0); /* its first block is gone */
-    CHECK_OK(folio_pool_alloc(r.pool, 5, rest));
-    CHECK_OK(folio_pool_alloc(r.pool, 1, b));
-    CHECK_INT(pool_stats(r.pool).num_used, 6);
-    CHECK_INT(pool_stats(r.pool).num_entries, 0);
-    CHECK_OK(folio_pool_release(r.pool, 5, rest));
-    CHECK_OK(folio_pool_release(r.pool, 1, b));
-    pool_rig_close(&r);
+    CHECK_INT(pool_state_of(pool, b[0]), FOLIO_BLOCK_CACHED);
+    CHECK_INT(pool_state_of(pool, b[1]), FOLIO_BLOCK_USED);
+    CHECK_INT(pool_state_of(pool, b[2]), FOLIO_BLOCK_CACHED);
+    CHECK_OK(folio_pool_check(pool));
+    CHECK_OK(folio_pool_alloc(pool, 5, rest)); /* all that are available */
+    CHECK_OK(folio_pool_check(pool));
+    CHECK_OK(folio_pool_release(pool, 5, rest));
+    CHECK_OK(folio_pool_release(pool, 1, &b[1]));
+    CHECK_OK(folio_pool_check(pool));
+    CHECK_INT(pool_matches(pool, 0, ids, 6), 0); /* its first block is gone */
+    CHECK_OK(folio_pool_alloc(pool, 5, rest));
+    CHECK_OK(folio_pool_alloc(pool, 1, b));
+    CHECK_INT(pool_stats(pool).num_used, 6);
+    CHECK_INT(pool_stats(pool).num_entries, 0);
+    CHECK_OK(folio_pool_release(pool, 5, rest));
+    CHECK_OK(folio_pool_release(pool, 1, b));
 }
 
 /* ------------------------------------------------------------------------------- map, watermark */
 
-TEST(pool, the_map_shows_every_state)
+POOL_TEST(pool, the_map_shows_every_state, .num_blocks = 40, .block_size = 2)
 {
     enum { N = 40 };
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = N, .block_size = 2}));
     const int32_t ids[6] = {1, 2, 3, 4, 5, 6};
-    folio_sequence *s = pool_sequence(r.pool, 0), *fork = NULL;
+    folio_sequence *s = pool_sequence(pool, 0), *fork = NULL;
     pool_grow(s, ids, 6);
     uint8_t expected[N] = {0}, map[N + 2];
     for (int i = 0; i < 3; i++) expected[pool_table(s, 0, NULL)[i]] = FOLIO_BLOCK_CACHED;
     folio_sequence_destroy(s);
-    s = pool_sequence(r.pool, 1);
+    s = pool_sequence(pool, 1);
     pool_grow(s, ids, 5);
     CHECK_OK(folio_sequence_fork(s, &fork));
     for (int i = 0; i < 3; i++) expected[pool_table(s, 0, NULL)[i]] = FOLIO_BLOCK_SHARED;
     int32_t by_hand[4];
-    CHECK_OK(folio_pool_alloc(r.pool, 4, by_hand));
+    CHECK_OK(folio_pool_alloc(pool, 4, by_hand));
     for (int i = 0; i < 4; i++) expected[by_hand[i]] = FOLIO_BLOCK_USED;
     /* every range */
     for (int first = 0; first <= N; first++)
         for (int n = 0; first + n <= N; n++) {
             memset(map, 0xEE, sizeof map);
-            CHECK_OK(folio_pool_get_block_states(r.pool, FOLIO_TIER_DEVICE, first, n, map + 1));
+            CHECK_OK(folio_pool_get_block_states(pool, FOLIO_TIER_DEVICE, first, n, map + 1));
             CHECK(map[0] == 0xEE && map[n + 1] == 0xEE);
             CHECK(memcmp(map + 1, expected + first, (size_t)n) == 0);
         }
-    folio_pool_stats st = pool_stats(r.pool);
+    folio_pool_stats st = pool_stats(pool);
     CHECK_INT(st.num_cached, 3);
     CHECK_INT(st.num_shared, 3);
     CHECK_INT(st.num_used, 7);
     CHECK_INT(st.num_free, N - 10);
     CHECK_INT(st.num_sequences, 2);
-    CHECK_OK(folio_pool_release(r.pool, 4, by_hand));
+    CHECK_OK(folio_pool_release(pool, 4, by_hand));
     folio_sequence_destroy(fork);
     folio_sequence_destroy(s);
-    pool_rig_close(&r);
 }
 
-TEST(pool, the_map_has_bounds)
+POOL_TEST(pool, the_map_has_bounds, .num_blocks = 10, .block_size = 2)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 10, .block_size = 2}));
     uint8_t map[16];
     memset(map, 0xFF, sizeof map);
     const int64_t bad[][2] = {{0, 11}, {10, 1},        {11, 0},        {-1, 1},       {0, -1},
                               {5, 6},  {3, INT64_MAX}, {INT64_MAX, 2}, {INT64_MIN, 1}};
     for (int i = 0; i < COUNT_OF(bad); i++)
-        REFUSED(folio_pool_get_block_states(r.pool, FOLIO_TIER_DEVICE, bad[i][0], bad[i][1], map),
+        REFUSED(folio_pool_get_block_states(pool, FOLIO_TIER_DEVICE, bad[i][0], bad[i][1], map),
                 FOLIO_ERR_ARGUMENT, "");
-    REFUSED(folio_pool_get_block_states(r.pool, FOLIO_TIER_DEVICE, 5, 6, map), FOLIO_ERR_ARGUMENT,
+    REFUSED(folio_pool_get_block_states(pool, FOLIO_TIER_DEVICE, 5, 6, map), FOLIO_ERR_ARGUMENT,
             "10");
-    REFUSED(folio_pool_get_block_states(r.pool, FOLIO_TIER_HOST, 0, 1, map), FOLIO_ERR_ARGUMENT,
-            "");
-    REFUSED(folio_pool_get_block_states(r.pool, FOLIO_TIER_DISK, 0, 1, map), FOLIO_ERR_ARGUMENT,
-            "");
-    REFUSED(folio_pool_get_block_states(r.pool, (folio_tier)3, 0, 1, map), FOLIO_ERR_ARGUMENT, "");
-    REFUSED(folio_pool_get_block_states(r.pool, (folio_tier)-1, 0, 1, map), FOLIO_ERR_ARGUMENT, "");
-    REFUSED(folio_pool_get_block_states(r.pool, FOLIO_TIER_DEVICE, 0, 1, NULL), FOLIO_ERR_ARGUMENT,
+    REFUSED(folio_pool_get_block_states(pool, FOLIO_TIER_HOST, 0, 1, map), FOLIO_ERR_ARGUMENT, "");
+    REFUSED(folio_pool_get_block_states(pool, FOLIO_TIER_DISK, 0, 1, map), FOLIO_ERR_ARGUMENT, "");
+    REFUSED(folio_pool_get_block_states(pool, (folio_tier)3, 0, 1, map), FOLIO_ERR_ARGUMENT, "");
+    REFUSED(folio_pool_get_block_states(pool, (folio_tier)-1, 0, 1, map), FOLIO_ERR_ARGUMENT, "");
+    REFUSED(folio_pool_get_block_states(pool, FOLIO_TIER_DEVICE, 0, 1, NULL), FOLIO_ERR_ARGUMENT,
             "states");
     REFUSED(folio_pool_get_block_states(NULL, FOLIO_TIER_DEVICE, 0, 1, map), FOLIO_ERR_ARGUMENT,
             "pool");
     CHECK(support_is_poison(map, sizeof map));
-    pool_rig_close(&r);
 }
 
 /* ADMIT leaves the watermark; without it a sequence may take the last block. */
-TEST(pool, the_watermark)
+POOL_TEST(pool, the_watermark, .num_blocks = 20, .block_size = 4, .num_layer_groups = 2,
+          .layer_groups = (folio_layer_group[]){{.window = 0}, {.window = 0}}, .watermark = 6)
 {
-    pool_rig r;
-    const folio_layer_group groups[2] = {{.window = 0}, {.window = 0}};
-    REQUIRE_TEST(pool_rig_open(&r, FOLIO_WITH(folio_pool_desc, .num_blocks = 20, .block_size = 4,
-                                              .num_layer_groups = 2, .layer_groups = groups,
-                                              .watermark = 6)));
-    folio_sequence *a = pool_sequence(r.pool, 0), *b = pool_sequence(r.pool, 0);
-    REFUSED_BY(r.pool, folio_sequence_reserve(a, 29, FOLIO_RESERVE_ADMIT, NULL),
+    folio_sequence *a = pool_sequence(pool, 0), *b = pool_sequence(pool, 0);
+    REFUSED_BY(pool, NULL, folio_sequence_reserve(a, 29, FOLIO_RESERVE_ADMIT, NULL),
                FOLIO_ERR_TOO_LARGE, "16|6|20");
     CHECK_INT(pool_info(a).len, 0);
     CHECK_OK(folio_sequence_reserve(a, 28, FOLIO_RESERVE_ADMIT, NULL)); /* 14 blocks, 6 left */
-    REFUSED_BY(r.pool, folio_sequence_reserve(b, 1, FOLIO_RESERVE_ADMIT, NULL), FOLIO_ERR_FULL, "");
+    REFUSED_BY(pool, NULL, folio_sequence_reserve(b, 1, FOLIO_RESERVE_ADMIT, NULL), FOLIO_ERR_FULL,
+               "");
     CHECK_OK(folio_sequence_reserve(b, 12, 0, NULL));
-    CHECK_INT(pool_stats(r.pool).num_free, 0);
-    REFUSED_BY(r.pool, folio_sequence_reserve(a, 1, 0, NULL), FOLIO_ERR_FULL, "");
+    CHECK_INT(pool_stats(pool).num_free, 0);
+    REFUSED_BY(pool, NULL, folio_sequence_reserve(a, 1, 0, NULL), FOLIO_ERR_FULL, "");
     /* Cached blocks are available too. */
     int32_t ids[28];
     for (int i = 0; i < 28; i++) ids[i] = i;
     pool_grow(a, ids, 28);
     folio_sequence_destroy(a);
-    CHECK_INT(pool_stats(r.pool).num_cached, 14);
+    CHECK_INT(pool_stats(pool).num_cached, 14);
     CHECK_OK(folio_sequence_reserve(b, 16, FOLIO_RESERVE_ADMIT, NULL)); /* 8 of 14 */
-    REFUSED_BY(r.pool, folio_sequence_reserve(b, 1, FOLIO_RESERVE_ADMIT, NULL), FOLIO_ERR_TOO_LARGE,
-               "16|6|20");
-    CHECK_INT(pool_stats(r.pool).evictions, 8);
+    REFUSED_BY(pool, NULL, folio_sequence_reserve(b, 1, FOLIO_RESERVE_ADMIT, NULL),
+               FOLIO_ERR_TOO_LARGE, "16|6|20");
+    CHECK_INT(pool_stats(pool).evictions, 8);
     int32_t by_hand[6];
-    CHECK_OK(folio_pool_alloc(r.pool, 6, by_hand)); /* by hand there is no watermark */
-    CHECK_OK(folio_pool_release(r.pool, 6, by_hand));
+    CHECK_OK(folio_pool_alloc(pool, 6, by_hand)); /* by hand there is no watermark */
+    CHECK_OK(folio_pool_release(pool, 6, by_hand));
     CHECK_OK(folio_sequence_reserve(b, 12, 0, NULL));
     folio_sequence_destroy(b);
-    pool_rig_close(&r);
 }
 
 /* Encoder tokens are admitted by the same rule. */
-TEST(pool, the_watermark_of_encoder_tokens)
+POOL_TEST(pool, the_watermark_of_encoder_tokens, .num_blocks = 10, .block_size = 4, .watermark = 3)
 {
-    pool_rig r;
-    REQUIRE_TEST(
-        pool_rig_open(&r, (folio_pool_desc){.num_blocks = 10, .block_size = 4, .watermark = 3}));
-    folio_sequence *a = pool_sequence(r.pool, 0);
-    REFUSED_BY(r.pool, folio_sequence_reserve_encoder(a, 29, FOLIO_RESERVE_ADMIT, NULL),
+    folio_sequence *a = pool_sequence(pool, 0);
+    REFUSED_BY(pool, NULL, folio_sequence_reserve_encoder(a, 29, FOLIO_RESERVE_ADMIT, NULL),
                FOLIO_ERR_TOO_LARGE, "8|3|10");
     CHECK_OK(folio_sequence_reserve_encoder(a, 28, FOLIO_RESERVE_ADMIT, NULL));
-    CHECK_INT(pool_stats(r.pool).num_free, 3);
+    CHECK_INT(pool_stats(pool).num_free, 3);
     folio_sequence_destroy(a);
-    pool_rig_close(&r);
 }
 
 /* A block belongs to one group at a time: all tables of a sequence are disjoint. */
-TEST(pool, groups_share_one_numbering)
+POOL_TEST(pool, groups_share_one_numbering, .num_blocks = FOLIO_MAX_LAYER_GROUPS * 3,
+          .block_size = 4, .num_layer_groups = FOLIO_MAX_LAYER_GROUPS, .flags = FOLIO_POOL_CHECK,
+          .layer_groups = (folio_layer_group[FOLIO_MAX_LAYER_GROUPS]){
+              [1].window = 1, [8].window = 8})
 {
     enum { G = FOLIO_MAX_LAYER_GROUPS };
-    folio_layer_group groups[G] = {{0}};
-    for (int g = 0; g < G; g++) groups[g].window = g % 3 == 0 ? 0 : g;
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, FOLIO_WITH(folio_pool_desc, .num_blocks = G * 3, .block_size = 4,
-                                              .num_layer_groups = G, .layer_groups = groups,
-                                              .flags = FOLIO_POOL_CHECK)));
-    folio_sequence *s = pool_sequence(r.pool, 0);
+    folio_sequence *s = pool_sequence(pool, 0);
     int64_t slots[G][9];
     CHECK_OK(folio_sequence_reserve(s, 9, 0, &slots[0][0]));
     uint8_t seen[G * 3] = {0};
@@ -360,11 +297,10 @@ TEST(pool, groups_share_one_numbering)
         for (int i = 0; i < 9; i++) CHECK_INT(slots[g][i], table[i / 4] * 4 + i % 4);
         for (int i = 0; i < 3; i++) CHECK_INT(seen[table[i]]++, 0);
     }
-    CHECK_INT(pool_stats(r.pool).num_used, G * 3);
+    CHECK_INT(pool_stats(pool).num_used, G * 3);
     CHECK_INT(pool_info(s).num_blocks, G * 3);
     folio_sequence_destroy(s);
-    CHECK_INT(pool_stats(r.pool).num_free, G * 3);
-    pool_rig_close(&r);
+    CHECK_INT(pool_stats(pool).num_free, G * 3);
 }
 
 /* ------------------------------------------------------------------------------------- refusals */
@@ -475,63 +411,55 @@ TEST(pool, defaults)
     pool_rig_close(&r);
 }
 
-TEST(pool, blocks_refused)
+POOL_TEST(pool, blocks_refused, .num_blocks = 10, .block_size = 16)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 10, .block_size = 16}));
-    folio_pool *p = r.pool;
     int32_t b[4];
-    CHECK_OK(folio_pool_alloc(p, 2, b));
-    REFUSED_BY(p, folio_pool_alloc(NULL, 1, b + 2), FOLIO_ERR_ARGUMENT, "pool");
-    REFUSED_BY(p, folio_pool_alloc(p, -1, b + 2), FOLIO_ERR_ARGUMENT, "-1");
-    REFUSED_BY(p, folio_pool_alloc(p, 1, NULL), FOLIO_ERR_ARGUMENT, "blocks");
+    CHECK_OK(folio_pool_alloc(pool, 2, b));
+    REFUSED_BY(pool, NULL, folio_pool_alloc(NULL, 1, b + 2), FOLIO_ERR_ARGUMENT, "pool");
+    REFUSED_BY(pool, NULL, folio_pool_alloc(pool, -1, b + 2), FOLIO_ERR_ARGUMENT, "-1");
+    REFUSED_BY(pool, NULL, folio_pool_alloc(pool, 1, NULL), FOLIO_ERR_ARGUMENT, "blocks");
     folio_status (*const calls[2])(folio_pool *, int64_t, const int32_t *) = {folio_pool_retain,
                                                                               folio_pool_release};
     for (int i = 0; i < 2; i++) {
         const int32_t above[2] = {b[0], 10}, below[2] = {b[0], -1};
-        REFUSED_BY(p, calls[i](NULL, 1, b), FOLIO_ERR_ARGUMENT, "pool");
-        REFUSED_BY(p, calls[i](p, -2, b), FOLIO_ERR_ARGUMENT, "-2");
-        REFUSED_BY(p, calls[i](p, 2, NULL), FOLIO_ERR_ARGUMENT, "blocks");
-        REFUSED_BY(p, calls[i](p, 2, above), FOLIO_ERR_ARGUMENT, "1|10");
-        REFUSED_BY(p, calls[i](p, 2, below), FOLIO_ERR_ARGUMENT, "1|-1|10");
-        CHECK_OK(calls[i](p, 0, b));
+        REFUSED_BY(pool, NULL, calls[i](NULL, 1, b), FOLIO_ERR_ARGUMENT, "pool");
+        REFUSED_BY(pool, NULL, calls[i](pool, -2, b), FOLIO_ERR_ARGUMENT, "-2");
+        REFUSED_BY(pool, NULL, calls[i](pool, 2, NULL), FOLIO_ERR_ARGUMENT, "blocks");
+        REFUSED_BY(pool, NULL, calls[i](pool, 2, above), FOLIO_ERR_ARGUMENT, "1|10");
+        REFUSED_BY(pool, NULL, calls[i](pool, 2, below), FOLIO_ERR_ARGUMENT, "1|-1|10");
+        CHECK_OK(calls[i](pool, 0, b));
     }
-    CHECK_INT(pool_stats(p).num_shared, 0);
-    CHECK_OK(folio_pool_release(p, 2, b));
-    pool_rig_close(&r);
+    CHECK_INT(pool_stats(pool).num_shared, 0);
+    CHECK_OK(folio_pool_release(pool, 2, b));
 }
 
-TEST(pool, other_calls_refused)
+POOL_TEST(pool, other_calls_refused, .num_blocks = 10, .block_size = 16, .num_layer_groups = 2)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(
-        &r, (folio_pool_desc){.num_blocks = 10, .block_size = 16, .num_layer_groups = 2}));
-    folio_pool *p = r.pool;
     int64_t n = 77;
     folio_block_pair pairs[4];
     REFUSED(folio_pool_take_copies(NULL, 0, 4, pairs, &n), FOLIO_ERR_ARGUMENT, "pool");
-    REFUSED(folio_pool_take_copies(p, 2, 4, pairs, &n), FOLIO_ERR_ARGUMENT, "group|2");
-    REFUSED(folio_pool_take_copies(p, -2, 4, pairs, &n), FOLIO_ERR_ARGUMENT, "group|-2");
-    REFUSED(folio_pool_take_copies(p, 0, -1, pairs, &n), FOLIO_ERR_ARGUMENT, "-1");
-    REFUSED(folio_pool_take_copies(p, 0, 4, NULL, &n), FOLIO_ERR_ARGUMENT, "pairs");
-    REFUSED(folio_pool_take_copies(p, 0, 4, pairs, NULL), FOLIO_ERR_ARGUMENT, "num_pairs");
-    CHECK_OK(folio_pool_take_copies(p, 1, 4, pairs, &n));
+    REFUSED(folio_pool_take_copies(pool, 2, 4, pairs, &n), FOLIO_ERR_ARGUMENT, "group|2");
+    REFUSED(folio_pool_take_copies(pool, -2, 4, pairs, &n), FOLIO_ERR_ARGUMENT, "group|-2");
+    REFUSED(folio_pool_take_copies(pool, 0, -1, pairs, &n), FOLIO_ERR_ARGUMENT, "-1");
+    REFUSED(folio_pool_take_copies(pool, 0, 4, NULL, &n), FOLIO_ERR_ARGUMENT, "pairs");
+    REFUSED(folio_pool_take_copies(pool, 0, 4, pairs, NULL), FOLIO_ERR_ARGUMENT, "num_pairs");
+    CHECK_OK(folio_pool_take_copies(pool, 1, 4, pairs, &n));
     CHECK_INT(n, 0);
     REFUSED(folio_pool_run_copies(NULL, NULL), FOLIO_ERR_ARGUMENT, "pool");
     folio_pool_stats stats = {.struct_size = sizeof stats};
     REFUSED(folio_pool_get_stats(NULL, &stats), FOLIO_ERR_ARGUMENT, "pool");
-    REFUSED(folio_pool_get_stats(p, NULL), FOLIO_ERR_ARGUMENT, "stats");
+    REFUSED(folio_pool_get_stats(pool, NULL), FOLIO_ERR_ARGUMENT, "stats");
     REFUSED(folio_pool_check(NULL), FOLIO_ERR_ARGUMENT, "pool");
     REFUSED(folio_pool_forget(NULL), FOLIO_ERR_ARGUMENT, "pool");
     folio_sequence *s = NOWHERE;
-    REFUSED_BY(p, folio_sequence_create(NULL, NULL, &s), FOLIO_ERR_ARGUMENT, "pool");
+    REFUSED_BY(pool, NULL, folio_sequence_create(NULL, NULL, &s), FOLIO_ERR_ARGUMENT, "pool");
     CHECK(s == NULL);
-    REFUSED_BY(p, folio_sequence_create(p, NULL, NULL), FOLIO_ERR_ARGUMENT, "out");
+    REFUSED_BY(pool, NULL, folio_sequence_create(pool, NULL, NULL), FOLIO_ERR_ARGUMENT, "out");
     folio_sequence_desc desc = {.struct_size = sizeof desc, .max_tokens = -1};
     s = NOWHERE;
-    REFUSED_BY(p, folio_sequence_create(p, &desc, &s), FOLIO_ERR_ARGUMENT, "max_tokens|-1");
+    REFUSED_BY(pool, NULL, folio_sequence_create(pool, &desc, &s), FOLIO_ERR_ARGUMENT,
+               "max_tokens|-1");
     CHECK(s == NULL);
-    pool_rig_close(&r);
 }
 
 /* --------------------------------------------------------------------------------- struct sizes */

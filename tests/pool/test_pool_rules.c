@@ -187,35 +187,33 @@ static void let_go(rules *w, folio_transfer *t, bool fails)
 /* ---------------------------------------------------------------------------------- references */
 
 /* Callers let go of what they hold, never of what only a sequence holds. */
-TEST(pool_rules, what_a_sequence_holds_is_not_released_by_hand)
+POOL_TEST(pool_rules, what_a_sequence_holds_is_not_released_by_hand, .num_blocks = 16,
+          .block_size = 1)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 16, .block_size = 1}));
-    folio_sequence *s = pool_plain(r.pool, 15);
+    folio_sequence *s = pool_plain(pool, 15);
     int32_t mine[17];
     memcpy(mine, pool_table(s, 0, NULL), 15 * sizeof mine[0]);
-    folio_pool_stats before = pool_stats(r.pool), after;
-    REFUSED(folio_pool_release(r.pool, 15, mine), FOLIO_ERR_ARGUMENT, "blocks[0]|caller");
-    after = pool_stats(r.pool);
+    folio_pool_stats before = pool_stats(pool), after;
+    REFUSED(folio_pool_release(pool, 15, mine), FOLIO_ERR_ARGUMENT, "blocks[0]|caller");
+    after = pool_stats(pool);
     CHECK(memcmp(&before, &after, sizeof before) == 0);
-    CHECK_OK(folio_pool_check(r.pool));
+    CHECK_OK(folio_pool_check(pool));
 
     /* One of its own before it, one that both hold: each as often as the caller holds it. */
-    CHECK_OK(folio_pool_alloc(r.pool, 1, &mine[15]));
-    CHECK_OK(folio_pool_retain(r.pool, 1, &mine[3]));
+    CHECK_OK(folio_pool_alloc(pool, 1, &mine[15]));
+    CHECK_OK(folio_pool_retain(pool, 1, &mine[3]));
     const int32_t mixed[3] = {mine[15], mine[3], mine[4]}, twice[2] = {mine[3], mine[3]};
-    before = pool_stats(r.pool);
-    REFUSED(folio_pool_release(r.pool, 3, mixed), FOLIO_ERR_ARGUMENT, "blocks[2]|caller");
-    REFUSED(folio_pool_release(r.pool, 2, twice), FOLIO_ERR_ARGUMENT, "blocks[1]|caller");
-    after = pool_stats(r.pool);
+    before = pool_stats(pool);
+    REFUSED(folio_pool_release(pool, 3, mixed), FOLIO_ERR_ARGUMENT, "blocks[2]|caller");
+    REFUSED(folio_pool_release(pool, 2, twice), FOLIO_ERR_ARGUMENT, "blocks[1]|caller");
+    after = pool_stats(pool);
     CHECK(memcmp(&before, &after, sizeof before) == 0);
-    CHECK_OK(folio_pool_release(r.pool, 2, mixed));
-    REFUSED(folio_pool_release(r.pool, 1, &mine[3]), FOLIO_ERR_ARGUMENT, "caller");
-    CHECK_OK(folio_pool_check(r.pool));
-    for (int i = 0; i < 15; i++) CHECK_INT(pool_state_of(r.pool, mine[i]), FOLIO_BLOCK_USED);
+    CHECK_OK(folio_pool_release(pool, 2, mixed));
+    REFUSED(folio_pool_release(pool, 1, &mine[3]), FOLIO_ERR_ARGUMENT, "caller");
+    CHECK_OK(folio_pool_check(pool));
+    for (int i = 0; i < 15; i++) CHECK_INT(pool_state_of(pool, mine[i]), FOLIO_BLOCK_USED);
     folio_sequence_destroy(s);
-    CHECK_INT(pool_stats(r.pool).num_free, 16);
-    pool_rig_close(&r);
+    CHECK_INT(pool_stats(pool).num_free, 16);
 }
 
 /* A block that a queued copy reads comes to rest when the copy is taken: before its parent. */
@@ -250,26 +248,23 @@ TEST(pool_rules, a_copied_block_rests_before_its_parent)
 }
 
 /* Forked before it had ids, a block could be indexed after a parent that its other holder lacks. */
-TEST(pool_rules, forked_without_ids_nothing_is_indexed)
+POOL_TEST(pool_rules, forked_without_ids_nothing_is_indexed, .num_blocks = 12, .block_size = BS,
+          .flags = FOLIO_POOL_CHECK)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(
-        &r, (folio_pool_desc){.num_blocks = 12, .block_size = BS, .flags = FOLIO_POOL_CHECK}));
     const int32_t *ids = pool_counting_ids();
-    folio_sequence *s = pool_plain(r.pool, 2 * BS), *f = pool_fork(s);
+    folio_sequence *s = pool_plain(pool, 2 * BS), *f = pool_fork(s);
     pool_grow(f, ids, 3 * BS);
     pool_grow(s, ids, 2 * BS);
-    CHECK_INT(r.num_events, 0);
+    CHECK_INT(r->num_events, 0);
     CHECK_OK(folio_sequence_truncate(s, BS));
     pool_grow(s, ids, 2 * BS);
-    CHECK_INT(r.num_events, 0);
+    CHECK_INT(r->num_events, 0);
     CHECK_OK(folio_sequence_truncate(s, 0));
     pool_grow(s, ids, 2 * BS);
-    CHECK_INT(r.num_events, 2);
+    CHECK_INT(r->num_events, 2);
     folio_sequence_destroy(f);
     folio_sequence_destroy(s);
-    CHECK_INT(pool_matches(r.pool, 0, ids, 3 * BS), 2 * BS);
-    pool_rig_close(&r);
+    CHECK_INT(pool_matches(pool, 0, ids, 3 * BS), 2 * BS);
 }
 
 /* ----------------------------------------------------------------------- leaves before parents */

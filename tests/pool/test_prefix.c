@@ -41,29 +41,24 @@ TEST(prefix, match_takes_whole_blocks)
 }
 
 /* The first token that differs ends the match, wherever it is. */
-TEST(prefix, match_ends_where_tokens_differ)
+POOL_TEST(prefix, match_ends_where_tokens_differ, .num_blocks = 60, .block_size = 4)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 60, .block_size = 4}));
-    leave(r.pool, 0, pool_counting_ids(), 24);
+    leave(pool, 0, pool_counting_ids(), 24);
     for (int at = 0; at < 24; at++) {
         int32_t ids[24];
         memcpy(ids, pool_counting_ids(), sizeof ids);
         ids[at] ^= 1 << (at % 31);
-        CHECK_INT(pool_matches(r.pool, 0, ids, 24), at / 4 * 4);
+        CHECK_INT(pool_matches(pool, 0, ids, 24), at / 4 * 4);
     }
     int32_t ids[24]; /* the same blocks in another order are others */
     for (int i = 0; i < 24; i++) ids[i] = (i + 4) % 24;
-    CHECK_INT(pool_matches(r.pool, 0, ids, 24), 0);
-    pool_rig_close(&r);
+    CHECK_INT(pool_matches(pool, 0, ids, 24), 0);
 }
 
-TEST(prefix, match_takes_the_blocks_themselves)
+POOL_TEST(prefix, match_takes_the_blocks_themselves, .num_blocks = 60, .block_size = 4,
+          .num_layer_groups = 2)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(
-        &r, (folio_pool_desc){.num_blocks = 60, .block_size = 4, .num_layer_groups = 2}));
-    folio_sequence *a = pool_sequence(r.pool, 0), *b = pool_sequence(r.pool, 0);
+    folio_sequence *a = pool_sequence(pool, 0), *b = pool_sequence(pool, 0);
     pool_grow(a, pool_counting_ids(), 22);
     folio_tokens tokens = pool_tokens(pool_counting_ids(), 30);
     CHECK_OK(folio_sequence_match(b, &tokens, NULL, NULL)); /* matched may be NULL */
@@ -77,59 +72,53 @@ TEST(prefix, match_takes_the_blocks_themselves)
         const int32_t *table = pool_table(b, g, &n);
         CHECK_INT(n, 5);
         CHECK(memcmp(table, pool_table(a, g, NULL), 5 * sizeof *table) == 0);
-        for (int i = 0; i < 5; i++) CHECK_INT(pool_state_of(r.pool, table[i]), FOLIO_BLOCK_SHARED);
+        for (int i = 0; i < 5; i++) CHECK_INT(pool_state_of(pool, table[i]), FOLIO_BLOCK_SHARED);
     }
-    CHECK_INT(pool_stats(r.pool).num_used, 12);
+    CHECK_INT(pool_stats(pool).num_used, 12);
     /* At a block's boundary both go on without a copy. */
     pool_grow(b, pool_counting_ids(), 23);
-    CHECK_INT(pool_stats(r.pool).num_copies, 0);
+    CHECK_INT(pool_stats(pool).num_copies, 0);
     folio_sequence_destroy(a);
     folio_sequence_destroy(b);
-    CHECK_INT(pool_stats(r.pool).num_cached, 10);
-    CHECK_INT(pool_stats(r.pool).num_free, 50);
-    pool_rig_close(&r);
+    CHECK_INT(pool_stats(pool).num_cached, 10);
+    CHECK_INT(pool_stats(pool).num_free, 50);
 }
 
-TEST(prefix, salts_do_not_see_each_other)
+POOL_TEST(prefix, salts_do_not_see_each_other, .num_blocks = 60, .block_size = 4)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 60, .block_size = 4}));
     const uint64_t salts[5] = {0, 1, 2, UINT64_MAX, UINT64_C(1) << 63};
-    for (int i = 0; i < 5; i++) leave(r.pool, salts[i], pool_counting_ids(), 4 * i + 1);
+    for (int i = 0; i < 5; i++) leave(pool, salts[i], pool_counting_ids(), 4 * i + 1);
     for (int i = 0; i < 5; i++)
-        CHECK_INT(pool_matches(r.pool, salts[i], pool_counting_ids(), 40), 4 * i);
-    CHECK_INT(pool_matches(r.pool, 77, pool_counting_ids(), 40), 0);
-    CHECK_INT(pool_stats(r.pool).num_cached, 10);
-    for (int64_t i = 0; i < r.num_events; i++) /* equal tokens, different entries */
+        CHECK_INT(pool_matches(pool, salts[i], pool_counting_ids(), 40), 4 * i);
+    CHECK_INT(pool_matches(pool, 77, pool_counting_ids(), 40), 0);
+    CHECK_INT(pool_stats(pool).num_cached, 10);
+    for (int64_t i = 0; i < r->num_events; i++) /* equal tokens, different entries */
         for (int64_t k = 0; k < i; k++)
-            CHECK(memcmp(r.events[i].e.hash, r.events[k].e.hash, 16) != 0);
-    pool_rig_close(&r);
+            CHECK(memcmp(r->events[i].e.hash, r->events[k].e.hash, 16) != 0);
 }
 
-TEST(prefix, one_number_may_stand_for_a_block)
+POOL_TEST(prefix, one_number_may_stand_for_a_block, .num_blocks = 60, .block_size = 16)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 60, .block_size = 16}));
     const uint64_t ids[4] = {7, UINT64_MAX, 7, 0}, other[4] = {7, UINT64_MAX, 8, 0};
     folio_tokens tokens = {.struct_size = sizeof tokens, .num_tokens = 50, .hash_ids = ids};
-    folio_sequence *s = pool_sequence(r.pool, 0);
+    folio_sequence *s = pool_sequence(pool, 0);
     CHECK_OK(folio_sequence_reserve(s, 50, 0, NULL));
     CHECK_OK(folio_sequence_commit(s, &tokens));
-    CHECK_INT(r.num_events, 3);
-    for (int i = 0; i < 3 && i < r.num_events; i++) {
-        CHECK(!r.events[i].has_ids);
-        CHECK_INT(r.events[i].e.hash_id, ids[i]);
-        CHECK_INT(r.events[i].e.block, pool_table(s, 0, NULL)[i]);
+    CHECK_INT(r->num_events, 3);
+    for (int i = 0; i < 3 && i < r->num_events; i++) {
+        CHECK(!r->events[i].has_ids);
+        CHECK_INT(r->events[i].e.hash_id, ids[i]);
+        CHECK_INT(r->events[i].e.block, pool_table(s, 0, NULL)[i]);
     }
     folio_sequence_destroy(s);
     for (int n = 0; n < 64; n++) {
         int64_t matched = -1;
-        s = pool_sequence(r.pool, 0);
+        s = pool_sequence(pool, 0);
         tokens.num_tokens = n;
         CHECK_OK(folio_sequence_match(s, &tokens, &matched, NULL));
         CHECK_INT(matched, n < 48 ? n / 16 * 16 : 48);
         folio_sequence_destroy(s);
-        s = pool_sequence(r.pool, 0);
+        s = pool_sequence(pool, 0);
         folio_tokens changed = {.struct_size = sizeof changed, .num_tokens = n, .hash_ids = other};
         CHECK_OK(folio_sequence_match(s, &changed, &matched, NULL));
         CHECK_INT(matched, n < 32 ? n / 16 * 16 : 32);
@@ -137,72 +126,62 @@ TEST(prefix, one_number_may_stand_for_a_block)
     }
     /* Tokens whose bytes are those of the number are still other tokens. */
     int32_t seven[16] = {7};
-    CHECK_INT(pool_matches(r.pool, 0, seven, 16), 0);
-    pool_rig_close(&r);
+    CHECK_INT(pool_matches(pool, 0, seven, 16), 0);
 }
 
-TEST(prefix, statistics)
+POOL_TEST(prefix, statistics, .num_blocks = 60, .block_size = 4)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 60, .block_size = 4}));
-    CHECK(pool_stats(r.pool).hit_rate == 0.0);
-    leave(r.pool, 0, pool_counting_ids(), 20);
-    CHECK_INT(pool_stats(r.pool).lookup_tokens, 0);
-    CHECK_INT(pool_matches(r.pool, 0, pool_counting_ids(), 30), 20);
-    CHECK_INT(pool_matches(r.pool, 0, pool_counting_ids(), 10), 8);
-    CHECK_INT(pool_matches(r.pool, 1, pool_counting_ids(), 16), 0);
-    folio_pool_stats s = pool_stats(r.pool);
+    CHECK(pool_stats(pool).hit_rate == 0.0);
+    leave(pool, 0, pool_counting_ids(), 20);
+    CHECK_INT(pool_stats(pool).lookup_tokens, 0);
+    CHECK_INT(pool_matches(pool, 0, pool_counting_ids(), 30), 20);
+    CHECK_INT(pool_matches(pool, 0, pool_counting_ids(), 10), 8);
+    CHECK_INT(pool_matches(pool, 1, pool_counting_ids(), 16), 0);
+    folio_pool_stats s = pool_stats(pool);
     CHECK_INT(s.lookup_tokens, 56);
     CHECK_INT(s.hit_tokens, 28);
     CHECK(s.hit_rate == 0.5);
     CHECK_INT(s.allocations, 5); /* what was found was handed out before */
     CHECK_INT(s.num_entries, 5);
-    pool_rig_close(&r);
 }
 
 /* --------------------------------------------------------------------------------------- commit */
 
 /* Both compute the same prompt; the second takes the first one's blocks and frees its own. */
-TEST(prefix, equal_blocks_become_one)
+POOL_TEST(prefix, equal_blocks_become_one, .num_blocks = 60, .block_size = 4, .num_layer_groups = 2,
+          .flags = FOLIO_POOL_CHECK)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, FOLIO_WITH(folio_pool_desc, .num_blocks = 60, .block_size = 4,
-                                              .num_layer_groups = 2, .flags = FOLIO_POOL_CHECK)));
-    folio_sequence *a = pool_sequence(r.pool, 0), *b = pool_sequence(r.pool, 0);
+    folio_sequence *a = pool_sequence(pool, 0), *b = pool_sequence(pool, 0);
     CHECK_OK(folio_sequence_reserve(a, 11, 0, NULL));
     CHECK_OK(folio_sequence_reserve(b, 14, 0, NULL));
     int32_t own[2][4];
     for (int g = 0; g < 2; g++) memcpy(own[g], pool_table(b, g, NULL), sizeof own[g]);
-    CHECK_INT(pool_stats(r.pool).num_used, 14);
+    CHECK_INT(pool_stats(pool).num_used, 14);
     pool_grow(a, pool_counting_ids(), 11);
-    CHECK_INT(r.num_events, 4);
+    CHECK_INT(r->num_events, 4);
     pool_grow(b, pool_counting_ids(), 14);
-    CHECK_INT(r.num_events, 6); /* one more block, in two groups */
+    CHECK_INT(r->num_events, 6); /* one more block, in two groups */
     for (int g = 0; g < 2; g++) {
         const int32_t *ta = pool_table(a, g, NULL), *tb = pool_table(b, g, NULL);
         CHECK(ta[0] == tb[0] && ta[1] == tb[1]);
         CHECK(tb[2] == own[g][2] && tb[3] == own[g][3]);
-        CHECK_INT(pool_state_of(r.pool, own[g][0]), FOLIO_BLOCK_FREE);
-        CHECK_INT(pool_state_of(r.pool, own[g][1]), FOLIO_BLOCK_FREE);
-        CHECK_INT(pool_state_of(r.pool, ta[1]), FOLIO_BLOCK_SHARED);
+        CHECK_INT(pool_state_of(pool, own[g][0]), FOLIO_BLOCK_FREE);
+        CHECK_INT(pool_state_of(pool, own[g][1]), FOLIO_BLOCK_FREE);
+        CHECK_INT(pool_state_of(pool, ta[1]), FOLIO_BLOCK_SHARED);
     }
-    CHECK_INT(pool_stats(r.pool).num_used, 10);
+    CHECK_INT(pool_stats(pool).num_used, 10);
     CHECK_INT(pool_info(b).num_blocks, 8);
     pool_grow(a, pool_counting_ids(), 14); /* now the other way round */
     CHECK_INT(pool_table(a, 0, NULL)[2], own[0][2]);
     folio_sequence_destroy(a);
     folio_sequence_destroy(b);
-    CHECK_INT(pool_stats(r.pool).num_cached, 6);
-    pool_rig_close(&r);
+    CHECK_INT(pool_stats(pool).num_cached, 6);
 }
 
 /* Ids count from the first token: if only those of new tokens are given, they are noticed where they differ. */
-TEST(prefix, commit_wants_all_ids)
+POOL_TEST(prefix, commit_wants_all_ids, .num_blocks = 8, .block_size = 2, .flags = FOLIO_POOL_CHECK)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(
-        &r, (folio_pool_desc){.num_blocks = 8, .block_size = 2, .flags = FOLIO_POOL_CHECK}));
-    folio_sequence *s = pool_sequence(r.pool, 0);
+    folio_sequence *s = pool_sequence(pool, 0);
     pool_grow(s, pool_counting_ids(), 4);
     CHECK_OK(folio_sequence_reserve(s, 2, 0, NULL));
     folio_tokens wrong = {.struct_size = sizeof wrong, .num_tokens = 6};
@@ -213,32 +192,28 @@ TEST(prefix, commit_wants_all_ids)
     REFUSED(folio_sequence_commit(s, &other), FOLIO_ERR_ARGUMENT, "ids|block 1");
     CHECK_INT(pool_info(s).committed_len, 4);
     folio_sequence_destroy(s);
-    pool_rig_close(&r);
 }
 
 /* Only full blocks whose tokens are committed, and none without ids. */
-TEST(prefix, commit_enters_full_blocks)
+POOL_TEST(prefix, commit_enters_full_blocks, .num_blocks = 60, .block_size = 4)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 60, .block_size = 4}));
-    folio_sequence *s = pool_sequence(r.pool, 0);
+    folio_sequence *s = pool_sequence(pool, 0);
     CHECK_OK(folio_sequence_reserve(s, 20, 0, NULL));
     for (int64_t n = 0; n <= 20; n++) {
         folio_tokens tokens = pool_tokens(pool_counting_ids(), n);
         CHECK_OK(folio_sequence_commit(s, &tokens));
-        CHECK_INT(r.num_events, n / 4);
-        CHECK_INT(pool_matches(r.pool, 0, pool_counting_ids(), 40), n / 4 * 4);
+        CHECK_INT(r->num_events, n / 4);
+        CHECK_INT(pool_matches(pool, 0, pool_counting_ids(), 40), n / 4 * 4);
     }
     folio_sequence_destroy(s);
-    s = pool_sequence(r.pool, 5);
+    s = pool_sequence(pool, 5);
     CHECK_OK(folio_sequence_reserve(s, 20, 0, NULL));
     CHECK_OK(folio_sequence_commit(s, NULL));
     CHECK_INT(pool_info(s).committed_len, 20);
-    CHECK_INT(r.num_events, 5);
-    CHECK_INT(pool_matches(r.pool, 5, pool_counting_ids(), 40), 0);
+    CHECK_INT(r->num_events, 5);
+    CHECK_INT(pool_matches(pool, 5, pool_counting_ids(), 40), 0);
     folio_sequence_destroy(s);
-    CHECK_INT(pool_stats(r.pool).num_cached, 5);
-    pool_rig_close(&r);
+    CHECK_INT(pool_stats(pool).num_cached, 5);
 }
 
 /* ------------------------------------------------------------------------------------- eviction */
@@ -281,27 +256,24 @@ TEST(prefix, least_recently_used_first)
 }
 
 /* Free blocks go first; what somebody holds never goes. */
-TEST(prefix, only_what_is_needed_is_evicted)
+POOL_TEST(prefix, only_what_is_needed_is_evicted, .num_blocks = 12, .block_size = 2)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 12, .block_size = 2}));
-    leave(r.pool, 0, pool_counting_ids(), 8);
-    leave(r.pool, 1, pool_counting_ids(), 8);
-    folio_sequence *holder = pool_sequence(r.pool, 0), *s = pool_sequence(r.pool, 2);
+    leave(pool, 0, pool_counting_ids(), 8);
+    leave(pool, 1, pool_counting_ids(), 8);
+    folio_sequence *holder = pool_sequence(pool, 0), *s = pool_sequence(pool, 2);
     folio_tokens tokens = pool_tokens(pool_counting_ids(), 8);
     CHECK_OK(folio_sequence_match(holder, &tokens, NULL, NULL));
     CHECK_OK(folio_sequence_reserve(s, 8, 0, NULL)); /* the 4 free ones */
-    CHECK_INT(pool_stats(r.pool).evictions, 0);
+    CHECK_INT(pool_stats(pool).evictions, 0);
     CHECK_OK(folio_sequence_reserve(s, 5, 0, NULL)); /* 3 of 4 cached ones */
-    CHECK_INT(pool_stats(r.pool).evictions, 3);
-    CHECK_INT(pool_matches(r.pool, 1, pool_counting_ids(), 8), 2);
+    CHECK_INT(pool_stats(pool).evictions, 3);
+    CHECK_INT(pool_matches(pool, 1, pool_counting_ids(), 8), 2);
     REFUSED(folio_sequence_reserve(s, 4, 0, NULL), FOLIO_ERR_FULL, "");
-    CHECK_INT(pool_stats(r.pool).evictions, 3); /* and nothing is evicted in vain */
-    CHECK_INT(pool_matches(r.pool, 0, pool_counting_ids(), 8), 8);
+    CHECK_INT(pool_stats(pool).evictions, 3); /* and nothing is evicted in vain */
+    CHECK_INT(pool_matches(pool, 0, pool_counting_ids(), 8), 8);
     folio_sequence_destroy(holder);
     CHECK_OK(folio_sequence_reserve(s, 4, 0, NULL));
     folio_sequence_destroy(s);
-    pool_rig_close(&r);
 }
 
 /* --------------------------------------------------------------------------------------- events */
@@ -444,47 +416,41 @@ TEST(prefix, match_finds_what_the_events_say)
 }
 
 /* Of a windowed group only what the next token sees is needed, and taken. */
-TEST(prefix, a_window_needs_its_last_blocks_only)
+POOL_TEST(prefix, a_window_needs_its_last_blocks_only, .num_blocks = 24, .block_size = 4,
+          .num_layer_groups = 2,
+          .layer_groups = (folio_layer_group[]){{.window = 0}, {.window = 6}})
 {
-    const folio_layer_group groups[2] = {{.window = 0}, {.window = 6}};
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, FOLIO_WITH(folio_pool_desc, .num_blocks = 24, .block_size = 4,
-                                              .num_layer_groups = 2, .layer_groups = groups)));
-    folio_sequence *s = pool_sequence(r.pool, 0);
+    folio_sequence *s = pool_sequence(pool, 0);
     for (int n = 4; n <= 32; n += 4) pool_grow(s, pool_counting_ids(), n); /* early blocks go */
     folio_sequence_destroy(s);
     folio_tokens tokens = pool_tokens(pool_counting_ids(), 32);
-    s = pool_sequence(r.pool, 0);
+    s = pool_sequence(pool, 0);
     CHECK_OK(folio_sequence_match(s, &tokens, NULL, NULL));
     CHECK_INT(pool_info(s).len, 32);
     CHECK_INT(pool_info(s).num_blocks, 8 + 2); /* token 32 sees keys 27 .. 32: blocks 6 and 7 */
     for (int i = 0; i < 8; i++) CHECK_INT(pool_table(s, 1, NULL)[i] == FOLIO_NO_BLOCK, i < 6);
     /* With 8 free ones and the 6 that only the window had: those go, and nothing is lost by it. */
     int32_t by_hand[14];
-    CHECK_OK(folio_pool_alloc(r.pool, 14, by_hand));
-    CHECK_INT(pool_stats(r.pool).evictions, 6);
-    CHECK_INT(pool_matches(r.pool, 0, pool_counting_ids(), 32), 32);
-    CHECK_INT(pool_matches(r.pool, 0, pool_counting_ids(), 31),
+    CHECK_OK(folio_pool_alloc(pool, 14, by_hand));
+    CHECK_INT(pool_stats(pool).evictions, 6);
+    CHECK_INT(pool_matches(pool, 0, pool_counting_ids(), 32), 32);
+    CHECK_INT(pool_matches(pool, 0, pool_counting_ids(), 31),
               0); /* token 28 would see blocks 5, 6 */
-    CHECK_OK(folio_pool_release(r.pool, 14, by_hand));
+    CHECK_OK(folio_pool_release(pool, 14, by_hand));
     folio_sequence_destroy(s);
-    pool_rig_close(&r);
 }
 
 /* Every field of an event, and the chain of hashes along a sequence. */
-TEST(prefix, events_tell_all)
+POOL_TEST(prefix, events_tell_all, .num_blocks = 40, .block_size = 4, .num_layer_groups = 2)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(
-        &r, (folio_pool_desc){.num_blocks = 40, .block_size = 4, .num_layer_groups = 2}));
-    folio_sequence *s = pool_sequence(r.pool, 9);
+    folio_sequence *s = pool_sequence(pool, 9);
     pool_grow(s, pool_counting_ids() + 50, 18);
-    REQUIRE_TEST(r.num_events == 8);
+    REQUIRE_TEST(r->num_events == 8);
     for (int i = 0; i < 4; i++)
         for (int g = 0; g < 2; g++) {
             int found = 0;
             for (int k = 0; k < 8; k++) {
-                const folio_cache_event *e = &r.events[k].e;
+                const folio_cache_event *e = &r->events[k].e;
                 if (e->layer_group != g || e->block != pool_table(s, g, NULL)[i]) continue;
                 found++;
                 CHECK_INT(e->struct_size, sizeof *e);
@@ -492,72 +458,69 @@ TEST(prefix, events_tell_all)
                 CHECK_INT(e->tier, FOLIO_TIER_DEVICE);
                 CHECK_INT(e->salt, 9);
                 CHECK_INT(e->num_tokens, 4);
-                CHECK(memcmp(r.events[k].tokens, pool_counting_ids() + 50 + 4 * i, 16) == 0);
+                CHECK(memcmp(r->events[k].tokens, pool_counting_ids() + 50 + 4 * i, 16) == 0);
                 CHECK(e->hash[0] != 0 || e->hash[1] != 0);
                 uint64_t parent[2] = {0, 0};
                 for (int j = 0; i > 0 && j < 8; j++)
-                    if (r.events[j].e.block == pool_table(s, g, NULL)[i - 1])
-                        memcpy(parent, r.events[j].e.hash, sizeof parent);
+                    if (r->events[j].e.block == pool_table(s, g, NULL)[i - 1])
+                        memcpy(parent, r->events[j].e.hash, sizeof parent);
                 CHECK(memcmp(e->parent, parent, sizeof parent) == 0);
             }
             CHECK_INT(found, 1);
         }
     folio_sequence_destroy(s);
-    CHECK_INT(r.num_events, 8); /* still cached */
+    CHECK_INT(r->num_events, 8); /* still cached */
     int32_t all[40];
-    CHECK_OK(folio_pool_alloc(r.pool, 40, all));
-    REQUIRE_TEST(r.num_events == 16);
+    CHECK_OK(folio_pool_alloc(pool, 40, all));
+    REQUIRE_TEST(r->num_events == 16);
     for (int k = 8; k < 16; k++) { /* each goes as it came */
-        const pool_event *gone = &r.events[k];
+        const pool_event *gone = &r->events[k];
         int found = 0;
         for (int j = 0; j < 8; j++) {
-            pool_event stored = r.events[j];
+            pool_event stored = r->events[j];
             stored.e.kind = FOLIO_EVENT_REMOVED;
             found += memcmp(&stored.e, &gone->e, sizeof stored.e) == 0 &&
                      memcmp(stored.tokens, gone->tokens, 16) == 0;
         }
         CHECK_INT(found, 1);
     }
-    CHECK_OK(folio_pool_release(r.pool, 40, all));
-    pool_rig_close(&r);
+    CHECK_OK(folio_pool_release(pool, 40, all));
 }
 
 /* --------------------------------------------------------------------------------------- forget */
 
-TEST(prefix, forget)
+POOL_TEST(prefix, forget, .num_blocks = 30, .block_size = 4, .num_layer_groups = 2,
+          .flags = FOLIO_POOL_CHECK)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, FOLIO_WITH(folio_pool_desc, .num_blocks = 30, .block_size = 4,
-                                              .num_layer_groups = 2, .flags = FOLIO_POOL_CHECK)));
-    leave(r.pool, 1, pool_counting_ids(), 12);
-    folio_sequence *s = pool_sequence(r.pool, 0), *fork = NULL;
+    leave(pool, 1, pool_counting_ids(), 12);
+    folio_sequence *s = pool_sequence(pool, 0), *fork = NULL;
     pool_grow(s, pool_counting_ids(), 10);
     int32_t table[3];
     memcpy(table, pool_table(s, 1, NULL), sizeof table);
-    CHECK_INT(r.num_events, 10);
-    CHECK_OK(folio_pool_forget(r.pool));
-    CHECK_INT(r.num_events, 20);
-    for (int i = 10; i < 20; i++) CHECK_INT(r.events[i].e.kind, FOLIO_EVENT_REMOVED);
-    folio_pool_stats st = pool_stats(r.pool);
+    CHECK_INT(r->num_events, 10);
+    CHECK_OK(folio_pool_forget(pool));
+    CHECK_INT(r->num_events, 20);
+    for (int i = 10; i < 20; i++) CHECK_INT(r->events[i].e.kind, FOLIO_EVENT_REMOVED);
+    folio_pool_stats st = pool_stats(pool);
     CHECK_INT(st.num_cached, 0);
     CHECK_INT(st.num_used, 6); /* the running one keeps its blocks */
     CHECK_INT(st.num_free, 24);
     CHECK_INT(st.evictions, 0); /* nobody needed them */
     CHECK(memcmp(pool_table(s, 1, NULL), table, sizeof table) == 0);
-    CHECK_INT(pool_matches(r.pool, 0, pool_counting_ids(), 12), 0);
-    CHECK_INT(pool_matches(r.pool, 1, pool_counting_ids(), 12), 0);
+    CHECK_INT(pool_matches(pool, 0, pool_counting_ids(), 12), 0);
+    CHECK_INT(pool_matches(pool, 1, pool_counting_ids(), 12), 0);
     /* What it goes on with depends on what was forgotten, and so does a fork's. */
     CHECK_OK(folio_sequence_fork(s, &fork));
     pool_grow(s, pool_counting_ids(), 20);
     pool_grow(fork, pool_counting_ids(), 20);
-    CHECK_INT(r.num_events, 20);
+    CHECK_INT(r->num_events, 20);
     CHECK_OK(folio_sequence_truncate(s, 4));
     pool_grow(s, pool_counting_ids(), 20);
-    CHECK_INT(r.num_events, 20);
-    CHECK_INT(pool_matches(r.pool, 0, pool_counting_ids(), 20), 0);
+    CHECK_INT(r->num_events, 20);
+    CHECK_INT(pool_matches(pool, 0, pool_counting_ids(), 20), 0);
     /* It does not take blocks of the new weights either. */
-    leave(r.pool, 0, pool_counting_ids(), 20);
-    CHECK_INT(r.num_events, 30);
+    leave(pool, 0, pool_counting_ids(), 20);
+    CHECK_INT(r->num_events, 30);
     memcpy(table, pool_table(s, 1, NULL), sizeof table);
     pool_grow(s, pool_counting_ids(), 21);
     CHECK(memcmp(pool_table(s, 1, NULL), table, sizeof table) == 0);
@@ -567,13 +530,12 @@ TEST(prefix, forget)
     CHECK_OK(folio_sequence_match(s, &tokens, NULL, NULL));
     CHECK_INT(pool_info(s).len, 20);
     pool_grow(s, pool_counting_ids(), 24);
-    CHECK_INT(r.num_events, 32);
+    CHECK_INT(r->num_events, 32);
     folio_sequence_destroy(s);
     folio_sequence_destroy(fork);
-    CHECK_OK(folio_pool_forget(r.pool));
-    CHECK_INT(pool_stats(r.pool).num_free, 30);
-    CHECK_INT(pool_stats(r.pool).num_entries, 0);
-    pool_rig_close(&r);
+    CHECK_OK(folio_pool_forget(pool));
+    CHECK_INT(pool_stats(pool).num_free, 30);
+    CHECK_INT(pool_stats(pool).num_entries, 0);
 }
 
 /* --------------------------------------------------------------------------- hashes, collisions */
@@ -638,16 +600,13 @@ TEST(prefix, keys_and_determinism)
     pool_rig_close(&b);
 }
 
-TEST(prefix, a_long_prompt)
+POOL_TEST(prefix, a_long_prompt, .num_blocks = POOL_COUNTING_IDS, .block_size = 1)
 {
     enum { LONG = POOL_COUNTING_IDS };
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = LONG, .block_size = 1}));
-    leave(r.pool, 0, pool_counting_ids(), LONG);
-    CHECK_INT(pool_matches(r.pool, 0, pool_counting_ids(), LONG), LONG);
+    leave(pool, 0, pool_counting_ids(), LONG);
+    CHECK_INT(pool_matches(pool, 0, pool_counting_ids(), LONG), LONG);
     int32_t one;
-    CHECK_OK(folio_pool_alloc(r.pool, 1, &one));
-    CHECK_INT(pool_matches(r.pool, 0, pool_counting_ids(), LONG), LONG - 1);
-    CHECK_OK(folio_pool_release(r.pool, 1, &one));
-    pool_rig_close(&r);
+    CHECK_OK(folio_pool_alloc(pool, 1, &one));
+    CHECK_INT(pool_matches(pool, 0, pool_counting_ids(), LONG), LONG - 1);
+    CHECK_OK(folio_pool_release(pool, 1, &one));
 }

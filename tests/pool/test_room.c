@@ -8,31 +8,26 @@
 #include <string.h>
 
 /* What others hold makes it full; what the sequence itself would hold makes it too large. */
-TEST(room, full_ends_when_others_go)
+POOL_TEST(room, full_ends_when_others_go, .num_blocks = 8, .block_size = 4)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 8, .block_size = 4}));
-    folio_sequence *a = pool_plain(r.pool, 17), *b = pool_sequence(r.pool, 0);
+    folio_sequence *a = pool_plain(pool, 17), *b = pool_sequence(pool, 0);
     int32_t by_hand[3];
     REFUSED(folio_sequence_reserve(b, 13, 0, NULL), FOLIO_ERR_FULL, "4 blocks|3 of 8");
     REFUSED(folio_sequence_reserve(b, 32, 0, NULL), FOLIO_ERR_FULL, "8 blocks|3 of 8");
     REFUSED(folio_sequence_reserve(b, 33, 0, NULL), FOLIO_ERR_TOO_LARGE, "9 blocks|has 8");
-    CHECK_OK(folio_pool_alloc(r.pool, 3, by_hand));
+    CHECK_OK(folio_pool_alloc(pool, 3, by_hand));
     REFUSED(folio_sequence_reserve(a, 15, 0, NULL), FOLIO_ERR_FULL, "3 blocks|0 of 8");
     REFUSED(folio_sequence_reserve(a, 16, 0, NULL), FOLIO_ERR_TOO_LARGE, "9 blocks|has 8");
-    CHECK_OK(folio_pool_release(r.pool, 3, by_hand));
+    CHECK_OK(folio_pool_release(pool, 3, by_hand));
     folio_sequence_destroy(a);
     CHECK_OK(folio_sequence_reserve(b, 32, 0, NULL));
     folio_sequence_destroy(b);
-    pool_rig_close(&r);
 }
 
 /* More tokens than a sequence can have: never, as with more blocks than the pool has. */
-TEST(room, more_tokens_than_a_sequence_can_have)
+POOL_TEST(room, more_tokens_than_a_sequence_can_have, .num_blocks = 8, .block_size = 4)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 8, .block_size = 4}));
-    folio_sequence *s = pool_plain(r.pool, 4);
+    folio_sequence *s = pool_plain(pool, 4);
     static const int64_t n[] = {INT32_MAX - 3, INT64_MAX - 4, INT64_MAX};
     for (int i = 0; i < 3; i++)
         REFUSED(folio_sequence_reserve(s, n[i], 0, NULL), FOLIO_ERR_TOO_LARGE,
@@ -44,38 +39,31 @@ TEST(room, more_tokens_than_a_sequence_can_have)
     REFUSED(folio_sequence_reserve(s, -1, 0, NULL), FOLIO_ERR_ARGUMENT, "n is -1");
     REFUSED(folio_sequence_reserve_encoder(s, 0, 0, NULL), FOLIO_ERR_ARGUMENT, "n is 0");
     folio_sequence_destroy(s);
-    pool_rig_close(&r);
 }
 
 /* A shared block must be copied as long as it is shared; one of the prefix cache as long as the sequence holds it. */
-TEST(room, blocks_to_copy)
+POOL_TEST(room, blocks_to_copy, .num_blocks = 2, .block_size = 4)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 2, .block_size = 4}));
-    folio_sequence *a = pool_plain(r.pool, 6), *b = pool_fork(a);
+    folio_sequence *a = pool_plain(pool, 6), *b = pool_fork(a);
     REFUSED(folio_sequence_reserve(b, 1, 0, NULL), FOLIO_ERR_FULL, "1 blocks|0 of 2");
     folio_sequence_destroy(a);
     CHECK_OK(folio_sequence_reserve(b, 1, 0, NULL));
-    CHECK_INT(pool_stats(r.pool).num_copies, 0);
+    CHECK_INT(pool_stats(pool).num_copies, 0);
     folio_sequence_destroy(b);
-    b = pool_sequence(r.pool, 0);
+    b = pool_sequence(pool, 0);
     pool_grow(b, pool_counting_ids(), 8);
     CHECK_OK(folio_sequence_truncate(b, 7));
     REFUSED(folio_sequence_reserve(b, 1, 0, NULL), FOLIO_ERR_FULL, "1 blocks|0 of 2");
     CHECK_OK(folio_sequence_truncate(b, 0));
     CHECK_OK(folio_sequence_reserve(b, 8, 0, NULL));
     folio_sequence_destroy(b);
-    pool_rig_close(&r);
 }
 
 /* Encoder tokens hold blocks too; those behind a window do not count. */
-TEST(room, encoders_and_windows)
+POOL_TEST(room, encoders_and_windows, .num_blocks = 8, .block_size = 4,
+          .layer_groups = (folio_layer_group[]){{.window = 5}})
 {
-    const folio_layer_group groups[1] = {{.window = 5}};
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(
-        &r, (folio_pool_desc){.num_blocks = 8, .block_size = 4, .layer_groups = groups}));
-    folio_sequence *s = pool_sequence(r.pool, 0), *other = pool_plain(r.pool, 4);
+    folio_sequence *s = pool_sequence(pool, 0), *other = pool_plain(pool, 4);
     CHECK_OK(folio_sequence_reserve_encoder(s, 9, 0, NULL)); /* 3 */
     CHECK_OK(folio_sequence_reserve(s, 16, 0, NULL));        /* 4; the pool is full */
     CHECK_OK(folio_sequence_commit(s, NULL));                /* 1 is seen by the next token */
@@ -86,7 +74,6 @@ TEST(room, encoders_and_windows)
     folio_sequence_destroy(other);
     CHECK_OK(folio_sequence_reserve(s, 16, 0, NULL));
     folio_sequence_destroy(s);
-    pool_rig_close(&r);
 }
 
 /* A preemption is too large only where no tier could ever have the sequence. */

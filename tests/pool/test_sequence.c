@@ -14,52 +14,36 @@ static int64_t blocks_for(int64_t tokens, int64_t block_size)
     return (tokens + block_size - 1) / block_size;
 }
 
-/* Refused, with one clear sentence; pool and sequence are as they were. */
-#define REFUSED_BY(pool, seq, call, status, words)                                                 \
-    do {                                                                                           \
-        folio_pool_stats stats_ = pool_stats(pool), stats_now_;                                    \
-        folio_sequence_info info_ = pool_info(seq), info_now_;                                     \
-        REFUSED(call, status, words);                                                              \
-        stats_now_ = pool_stats(pool);                                                             \
-        info_now_ = pool_info(seq);                                                                \
-        CHECK_MSG(memcmp(&stats_, &stats_now_, sizeof stats_) == 0, "%s changed a count", #call);  \
-        CHECK_MSG(memcmp(&info_, &info_now_, sizeof info_) == 0, "%s changed something", #call);   \
-    } while (0)
-
-TEST(sequence, all_or_nothing_in_every_group)
+POOL_TEST(sequence, all_or_nothing_in_every_group, .num_blocks = 8, .block_size = 4,
+          .num_layer_groups = 3, .flags = FOLIO_POOL_CHECK)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, FOLIO_WITH(folio_pool_desc, .num_blocks = 8, .block_size = 4,
-                                              .num_layer_groups = 3, .flags = FOLIO_POOL_CHECK)));
-    folio_sequence *a = pool_sequence(r.pool, 0);
+    folio_sequence *a = pool_sequence(pool, 0);
     int64_t slots[3 * 16];
     CHECK_OK(folio_sequence_reserve(a, 7, 0, NULL)); /* 6 blocks */
     int32_t table[2];
     memcpy(table, pool_table(a, 2, NULL), sizeof table);
     memset(slots, 0xFF, sizeof slots);
-    REFUSED_BY(r.pool, a, folio_sequence_reserve(a, 2, 0, slots), FOLIO_ERR_TOO_LARGE, "9|8");
-    REFUSED_BY(r.pool, a, folio_sequence_reserve(a, 16, 0, slots), FOLIO_ERR_TOO_LARGE, "18|8");
-    REFUSED_BY(r.pool, a, folio_sequence_reserve(a, INT64_MAX - 4, 0, NULL), FOLIO_ERR_TOO_LARGE,
-               "");
-    REFUSED_BY(r.pool, a, folio_sequence_reserve(a, INT64_MAX, 0, NULL), FOLIO_ERR_TOO_LARGE, "");
+    REFUSED_BY(pool, a, folio_sequence_reserve(a, 2, 0, slots), FOLIO_ERR_TOO_LARGE, "9|8");
+    REFUSED_BY(pool, a, folio_sequence_reserve(a, 16, 0, slots), FOLIO_ERR_TOO_LARGE, "18|8");
+    REFUSED_BY(pool, a, folio_sequence_reserve(a, INT64_MAX - 4, 0, NULL), FOLIO_ERR_TOO_LARGE, "");
+    REFUSED_BY(pool, a, folio_sequence_reserve(a, INT64_MAX, 0, NULL), FOLIO_ERR_TOO_LARGE, "");
     CHECK(support_is_poison(slots, sizeof slots));
     CHECK(memcmp(table, pool_table(a, 2, NULL), sizeof table) == 0);
     CHECK_OK(folio_sequence_reserve(a, 1, 0, slots)); /* fits in what it has */
-    CHECK_INT(pool_stats(r.pool).num_free, 2);
+    CHECK_INT(pool_stats(pool).num_free, 2);
     folio_sequence_destroy(a);
     /* A copy in each of three groups needs three blocks; there are two. */
-    a = pool_sequence(r.pool, 0);
+    a = pool_sequence(pool, 0);
     folio_sequence *b = NULL;
     CHECK_OK(folio_sequence_reserve(a, 6, 0, NULL));
     CHECK_OK(folio_sequence_commit(a, NULL));
     CHECK_OK(folio_sequence_fork(a, &b));
-    REFUSED_BY(r.pool, b, folio_sequence_reserve(b, 1, 0, slots), FOLIO_ERR_FULL, "");
-    CHECK_INT(pool_stats(r.pool).num_copies, 0);
+    REFUSED_BY(pool, b, folio_sequence_reserve(b, 1, 0, slots), FOLIO_ERR_FULL, "");
+    CHECK_INT(pool_stats(pool).num_copies, 0);
     CHECK(memcmp(pool_table(a, 2, NULL), pool_table(b, 2, NULL), sizeof table) == 0);
     folio_sequence_destroy(a);
     CHECK_OK(folio_sequence_reserve(b, 1, 0, slots));
     folio_sequence_destroy(b);
-    pool_rig_close(&r);
 }
 
 /* --------------------------------------------------------------------------------------- copies */
@@ -189,52 +173,49 @@ TEST(sequence, forks_copy_what_they_write)
     for (int i = 0; i < COUNT_OF(block_sizes); i++) fork_with(block_sizes[i]);
 }
 
-TEST(sequence, copies_are_handed_out_once)
+POOL_TEST(sequence, copies_are_handed_out_once, .num_blocks = 40, .block_size = 4)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 40, .block_size = 4}));
-    folio_sequence *a = pool_plain(r.pool, 6), *forks[5];
-    for (int i = 0; i < 5; i++) forks[i] = pool_fork(a);
-    for (int i = 0; i < 5; i++) CHECK_OK(folio_sequence_reserve(forks[i], 1, 0, NULL));
-    CHECK_INT(pool_stats(r.pool).num_copies, 5);
+    folio_sequence *a = pool_plain(pool, 6), *forks[5];
+    for (int i = 0; i < 4; i++) forks[i] = pool_fork(a);
+    for (int i = 0; i < 4; i++) CHECK_OK(folio_sequence_reserve(forks[i], 1, 0, NULL));
+    CHECK_OK(folio_sequence_truncate(forks[3], 6));
+    forks[4] = pool_fork(forks[3]); /* of one that waits for its copy: both read a's block */
+    CHECK_OK(folio_sequence_reserve(forks[4], 1, 0, NULL));
+    CHECK_INT(pool_stats(pool).num_copies, 5);
     folio_block_pair pairs[8];
     int seen[5] = {0};
-    CHECK_INT(take(r.pool, 0, pairs, 0), 0);
+    CHECK_INT(take(pool, 0, pairs, 0), 0);
     for (int round = 0; round < 3; round++) {
-        int64_t n = take(r.pool, 0, pairs, 2);
+        int64_t n = take(pool, 0, pairs, 2);
         CHECK_INT(n, round == 2 ? 1 : 2);
         for (int k = 0; k < n; k++) {
             CHECK_INT(pairs[k].from, block_at(a, 0, 1));
             for (int i = 0; i < 5; i++) seen[i] += pairs[k].to == block_at(forks[i], 0, 1);
         }
-        CHECK_INT(pool_stats(r.pool).num_copies, round == 2 ? 0 : 3 - 2 * round);
+        CHECK_INT(pool_stats(pool).num_copies, round == 2 ? 0 : 3 - 2 * round);
     }
     for (int i = 0; i < 5; i++) CHECK_INT(seen[i], 1);
-    CHECK_INT(take(r.pool, 0, pairs, 8), 0);
+    CHECK_INT(take(pool, 0, pairs, 8), 0);
     for (int i = 0; i < 5; i++) folio_sequence_destroy(forks[i]);
     folio_sequence_destroy(a);
-    pool_rig_close(&r);
 }
 
 /* A block held by hand too is not written either. */
-TEST(sequence, a_block_retained_by_hand_is_copied)
+POOL_TEST(sequence, a_block_retained_by_hand_is_copied, .num_blocks = 10, .block_size = 4)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 10, .block_size = 4}));
-    folio_sequence *a = pool_plain(r.pool, 6);
+    folio_sequence *a = pool_plain(pool, 6);
     int32_t last = block_at(a, 0, 1);
     folio_block_pair pairs[2];
-    CHECK_OK(folio_pool_retain(r.pool, 1, &last));
+    CHECK_OK(folio_pool_retain(pool, 1, &last));
     CHECK_OK(folio_sequence_reserve(a, 1, 0, NULL));
     CHECK(block_at(a, 0, 1) != last);
-    CHECK_INT(take(r.pool, 0, pairs, 2), 1);
+    CHECK_INT(take(pool, 0, pairs, 2), 1);
     CHECK_INT(pairs[0].from, last);
     CHECK_INT(pairs[0].to, block_at(a, 0, 1));
-    CHECK_INT(pool_state_of(r.pool, last), FOLIO_BLOCK_USED);
-    CHECK_OK(folio_pool_release(r.pool, 1, &last));
-    CHECK_INT(pool_state_of(r.pool, last), FOLIO_BLOCK_FREE);
+    CHECK_INT(pool_state_of(pool, last), FOLIO_BLOCK_USED);
+    CHECK_OK(folio_pool_release(pool, 1, &last));
+    CHECK_INT(pool_state_of(pool, last), FOLIO_BLOCK_FREE);
     folio_sequence_destroy(a);
-    pool_rig_close(&r);
 }
 
 /* The holder may go; what waits to be copied stays until it is taken. */
@@ -414,13 +395,11 @@ TEST(sequence, windows_let_go_what_no_token_can_see)
 }
 
 /* Tokens that are not committed have still to see their keys. */
-TEST(sequence, windows_wait_for_the_commit)
+POOL_TEST(sequence, windows_wait_for_the_commit, .num_blocks = 40, .block_size = 4,
+          .num_layer_groups = 2,
+          .layer_groups = (folio_layer_group[]){{.window = 0}, {.window = 3}})
 {
-    const folio_layer_group groups[2] = {{.window = 0}, {.window = 3}};
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, FOLIO_WITH(folio_pool_desc, .num_blocks = 40, .block_size = 4,
-                                              .num_layer_groups = 2, .layer_groups = groups)));
-    folio_sequence *s = pool_plain(r.pool, 8);
+    folio_sequence *s = pool_plain(pool, 8);
     for (int i = 0; i < 3; i++) CHECK_OK(folio_sequence_reserve(s, 7, 0, NULL));
     CHECK_OK(folio_sequence_release_window(s));
     check_window(s, 8, 4, 3);
@@ -431,7 +410,6 @@ TEST(sequence, windows_wait_for_the_commit)
     check_window(s, 17, 4, 3);
     CHECK_OK(folio_sequence_truncate(s, 17)); /* what is not committed can be taken back */
     folio_sequence_destroy(s);
-    pool_rig_close(&r);
 }
 
 /* Back to every length that is allowed, and on from there with blocks and slots of its own. */
@@ -470,66 +448,53 @@ TEST(sequence, truncate_within_a_window)
 }
 
 /* However long it gets, it holds as many blocks as its window needs. */
-TEST(sequence, a_long_generation_needs_few_blocks)
+POOL_TEST(sequence, a_long_generation_needs_few_blocks, .num_blocks = 5, .block_size = 16,
+          .layer_groups = (folio_layer_group[]){{.window = 50}})
 {
-    const int64_t window = 50, bs = 16;
-    const folio_layer_group groups[1] = {{.window = window}};
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(
-        &r, (folio_pool_desc){.num_blocks = 5, .block_size = 16, .layer_groups = groups}));
-    folio_sequence *s = pool_sequence(r.pool, 0);
+    folio_sequence *s = pool_sequence(pool, 0);
     for (int64_t len = 0; len < 20000; len++) {
         CHECK_OK(folio_sequence_reserve(s, 1, 0, NULL));
         CHECK_OK(folio_sequence_commit(s, NULL));
-        int64_t first = pool_first_seen(len, window) / bs;
-        if (len % 97 == 0) CHECK_INT(pool_info(s).num_blocks, len / bs + 1 - first);
+        int64_t first = pool_first_seen(len, 50) / 16;
+        if (len % 97 == 0) CHECK_INT(pool_info(s).num_blocks, len / 16 + 1 - first);
     }
-    CHECK(pool_stats(r.pool).peak_used <= 5);
+    CHECK(pool_stats(pool).peak_used <= 5);
     CHECK_INT(pool_info(s).len, 20000);
     folio_sequence_destroy(s);
-    pool_rig_close(&r);
 }
 
 /* A reserve that fails has not let its window go either; one that needs those blocks gets them. */
-TEST(sequence, windows_and_full)
+POOL_TEST(sequence, windows_and_full, .num_blocks = 4, .block_size = 4,
+          .layer_groups = (folio_layer_group[]){{.window = 5}})
 {
-    const folio_layer_group groups[1] = {{.window = 5}};
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(
-        &r, (folio_pool_desc){.num_blocks = 4, .block_size = 4, .layer_groups = groups}));
-    folio_sequence *s = pool_plain(r.pool, 16); /* only block 3 is seen by the next token */
-    CHECK_INT(pool_stats(r.pool).num_free, 0);
-    REFUSED_BY(r.pool, s, folio_sequence_reserve(s, 13, 0, NULL), FOLIO_ERR_TOO_LARGE, "5|4");
+    folio_sequence *s = pool_plain(pool, 16); /* only block 3 is seen by the next token */
+    CHECK_INT(pool_stats(pool).num_free, 0);
+    REFUSED_BY(pool, s, folio_sequence_reserve(s, 13, 0, NULL), FOLIO_ERR_TOO_LARGE, "5|4");
     for (int i = 0; i < 4; i++) CHECK(block_at(s, 0, i) >= 0);
     CHECK_OK(folio_sequence_truncate(s, 1)); /* so it can still go back */
     CHECK_OK(folio_sequence_reserve(s, 15, 0, NULL));
     CHECK_OK(folio_sequence_commit(s, NULL));
     CHECK_OK(folio_sequence_reserve(s, 12, 0, NULL));
-    CHECK_INT(pool_stats(r.pool).num_used, 4);
+    CHECK_INT(pool_stats(pool).num_used, 4);
     folio_sequence_destroy(s);
-    pool_rig_close(&r);
 }
 
 /* What falls out of a window is no gain while others hold it, or a copy still reads it. */
-TEST(sequence, windows_of_shared_blocks_and_full)
+POOL_TEST(sequence, windows_of_shared_blocks_and_full, .num_blocks = 4, .block_size = 4,
+          .layer_groups = (folio_layer_group[]){{.window = 5}})
 {
-    const folio_layer_group groups[1] = {{.window = 5}};
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(
-        &r, (folio_pool_desc){.num_blocks = 4, .block_size = 4, .layer_groups = groups}));
-    folio_sequence *a = pool_plain(r.pool, 6), *b = pool_fork(a);
+    folio_sequence *a = pool_plain(pool, 6), *b = pool_fork(a);
     folio_block_pair pairs[2];
     CHECK_OK(folio_sequence_reserve(b, 1, 0, NULL)); /* a's second block is to be copied */
     CHECK_OK(folio_sequence_reserve(a, 6, 0, NULL));
     CHECK_OK(folio_sequence_commit(a, NULL)); /* token 12 sees keys from 8 on */
-    CHECK_INT(pool_stats(r.pool).num_free, 0);
-    REFUSED_BY(r.pool, a, folio_sequence_reserve(a, 1, 0, NULL), FOLIO_ERR_FULL, "");
-    CHECK_INT(take(r.pool, 0, pairs, 2), 1);
+    CHECK_INT(pool_stats(pool).num_free, 0);
+    REFUSED_BY(pool, a, folio_sequence_reserve(a, 1, 0, NULL), FOLIO_ERR_FULL, "");
+    CHECK_INT(take(pool, 0, pairs, 2), 1);
     CHECK_OK(folio_sequence_reserve(a, 1, 0, NULL));
     folio_sequence_destroy(a);
     folio_sequence_destroy(b);
-    CHECK_INT(pool_stats(r.pool).num_free, 4);
-    pool_rig_close(&r);
+    CHECK_INT(pool_stats(pool).num_free, 4);
 }
 
 /* -------------------------------------------------------------------------------------- encoder */
@@ -579,105 +544,99 @@ TEST(sequence, encoder_blocks)
 
 /* ------------------------------------------------------------------------------------- refusals */
 
-TEST(sequence, commits_refused)
+POOL_TEST(sequence, commits_refused, .num_blocks = 20, .block_size = 4)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 20, .block_size = 4}));
     int32_t ids[16];
     memcpy(ids, pool_counting_ids(), sizeof ids);
-    folio_sequence *s = pool_sequence(r.pool, 0);
+    folio_sequence *s = pool_sequence(pool, 0);
     pool_grow(s, ids, 6);
     CHECK_OK(folio_sequence_reserve(s, 4, 0, NULL));
     folio_tokens tokens = pool_tokens(ids, 11);
-    REFUSED_BY(r.pool, s, folio_sequence_commit(s, &tokens), FOLIO_ERR_ARGUMENT, "11|10");
+    REFUSED_BY(pool, s, folio_sequence_commit(s, &tokens), FOLIO_ERR_ARGUMENT, "11|10");
     tokens.num_tokens = 5;
-    REFUSED_BY(r.pool, s, folio_sequence_commit(s, &tokens), FOLIO_ERR_ARGUMENT, "5|6");
+    REFUSED_BY(pool, s, folio_sequence_commit(s, &tokens), FOLIO_ERR_ARGUMENT, "5|6");
     tokens.num_tokens = -1;
-    REFUSED_BY(r.pool, s, folio_sequence_commit(s, &tokens), FOLIO_ERR_ARGUMENT, "-1");
+    REFUSED_BY(pool, s, folio_sequence_commit(s, &tokens), FOLIO_ERR_ARGUMENT, "-1");
     tokens = pool_tokens(NULL, 9); /* neither ids nor hash_ids */
-    REFUSED_BY(r.pool, s, folio_sequence_commit(s, &tokens), FOLIO_ERR_ARGUMENT, "ids");
+    REFUSED_BY(pool, s, folio_sequence_commit(s, &tokens), FOLIO_ERR_ARGUMENT, "ids");
     tokens = pool_tokens(ids, 9);
-    REFUSED_BY(r.pool, s, folio_sequence_commit(NULL, &tokens), FOLIO_ERR_ARGUMENT, "sequence");
+    REFUSED_BY(pool, s, folio_sequence_commit(NULL, &tokens), FOLIO_ERR_ARGUMENT, "sequence");
     CHECK_OK(folio_sequence_commit(s, &tokens));
     CHECK_INT(pool_info(s).committed_len, 9);
     CHECK_INT(pool_info(s).len, 10);
-    CHECK_INT(pool_stats(r.pool).num_entries, 2);
+    CHECK_INT(pool_stats(pool).num_entries, 2);
     CHECK_OK(folio_sequence_commit(s, &tokens)); /* again, with nothing new */
-    CHECK_INT(pool_stats(r.pool).num_entries, 2);
+    CHECK_INT(pool_stats(pool).num_entries, 2);
     /* After a truncate other tokens may follow. */
     CHECK_OK(folio_sequence_truncate(s, 5));
     for (int i = 5; i < 16; i++) ids[i] += 50;
     pool_grow(s, ids, 12);
-    CHECK_INT(pool_stats(r.pool).num_entries, 4);
+    CHECK_INT(pool_stats(pool).num_entries, 4);
     folio_sequence_destroy(s);
-    pool_rig_close(&r);
 }
 
-TEST(sequence, calls_refused)
+POOL_TEST(sequence, calls_refused, .num_blocks = 20, .block_size = 4, .num_layer_groups = 2)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(
-        &r, (folio_pool_desc){.num_blocks = 20, .block_size = 4, .num_layer_groups = 2}));
-    folio_pool *p = r.pool;
-    folio_sequence *s = pool_plain(p, 6), *out = NOWHERE;
+    folio_sequence *s = pool_plain(pool, 6), *out = NOWHERE;
     folio_sequence_info info = {.struct_size = sizeof info};
     const int32_t *table;
     int64_t n;
-    REFUSED_BY(p, s, folio_sequence_get_info(NULL, &info), FOLIO_ERR_ARGUMENT, "sequence");
-    REFUSED_BY(p, s, folio_sequence_get_info(s, NULL), FOLIO_ERR_ARGUMENT, "info");
-    REFUSED_BY(p, s, folio_sequence_reserve(NULL, 1, 0, NULL), FOLIO_ERR_ARGUMENT, "sequence");
-    REFUSED_BY(p, s, folio_sequence_reserve(s, -1, 0, NULL), FOLIO_ERR_ARGUMENT, "-1");
-    REFUSED_BY(p, s, folio_sequence_reserve(s, 1, 2u, NULL), FOLIO_ERR_ARGUMENT, "flags");
-    REFUSED_BY(p, s, folio_sequence_reserve_encoder(NULL, 1, 0, NULL), FOLIO_ERR_ARGUMENT,
+    REFUSED_BY(pool, s, folio_sequence_get_info(NULL, &info), FOLIO_ERR_ARGUMENT, "sequence");
+    REFUSED_BY(pool, s, folio_sequence_get_info(s, NULL), FOLIO_ERR_ARGUMENT, "info");
+    REFUSED_BY(pool, s, folio_sequence_reserve(NULL, 1, 0, NULL), FOLIO_ERR_ARGUMENT, "sequence");
+    REFUSED_BY(pool, s, folio_sequence_reserve(s, -1, 0, NULL), FOLIO_ERR_ARGUMENT, "-1");
+    REFUSED_BY(pool, s, folio_sequence_reserve(s, 1, 2u, NULL), FOLIO_ERR_ARGUMENT, "flags");
+    REFUSED_BY(pool, s, folio_sequence_reserve_encoder(NULL, 1, 0, NULL), FOLIO_ERR_ARGUMENT,
                "sequence");
-    REFUSED_BY(p, s, folio_sequence_reserve_encoder(s, -1, 0, NULL), FOLIO_ERR_ARGUMENT, "-1");
-    REFUSED_BY(p, s, folio_sequence_reserve_encoder(s, 1, 2u, NULL), FOLIO_ERR_ARGUMENT, "flags");
-    REFUSED_BY(p, s, folio_sequence_truncate(NULL, 0), FOLIO_ERR_ARGUMENT, "sequence");
-    REFUSED_BY(p, s, folio_sequence_truncate(s, -1), FOLIO_ERR_ARGUMENT, "-1");
-    REFUSED_BY(p, s, folio_sequence_truncate(s, 7), FOLIO_ERR_ARGUMENT, "7|6");
-    REFUSED_BY(p, s, folio_sequence_release_window(NULL), FOLIO_ERR_ARGUMENT, "sequence");
-    REFUSED_BY(p, s, folio_sequence_get_table(NULL, 0, &table, &n), FOLIO_ERR_ARGUMENT, "sequence");
-    REFUSED_BY(p, s, folio_sequence_get_table(s, 2, &table, &n), FOLIO_ERR_ARGUMENT, "group|2");
-    REFUSED_BY(p, s, folio_sequence_get_table(s, -2, &table, &n), FOLIO_ERR_ARGUMENT, "group|-2");
-    REFUSED_BY(p, s, folio_sequence_get_table(s, 0, NULL, &n), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED_BY(p, s, folio_sequence_get_table(s, 0, &table, NULL), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED_BY(p, s, folio_sequence_preempt(NULL, FOLIO_PREEMPT_RECOMPUTE, NULL, NULL),
+    REFUSED_BY(pool, s, folio_sequence_reserve_encoder(s, -1, 0, NULL), FOLIO_ERR_ARGUMENT, "-1");
+    REFUSED_BY(pool, s, folio_sequence_reserve_encoder(s, 1, 2u, NULL), FOLIO_ERR_ARGUMENT,
+               "flags");
+    REFUSED_BY(pool, s, folio_sequence_truncate(NULL, 0), FOLIO_ERR_ARGUMENT, "sequence");
+    REFUSED_BY(pool, s, folio_sequence_truncate(s, -1), FOLIO_ERR_ARGUMENT, "-1");
+    REFUSED_BY(pool, s, folio_sequence_truncate(s, 7), FOLIO_ERR_ARGUMENT, "7|6");
+    REFUSED_BY(pool, s, folio_sequence_release_window(NULL), FOLIO_ERR_ARGUMENT, "sequence");
+    REFUSED_BY(pool, s, folio_sequence_get_table(NULL, 0, &table, &n), FOLIO_ERR_ARGUMENT,
+               "sequence");
+    REFUSED_BY(pool, s, folio_sequence_get_table(s, 2, &table, &n), FOLIO_ERR_ARGUMENT, "group|2");
+    REFUSED_BY(pool, s, folio_sequence_get_table(s, -2, &table, &n), FOLIO_ERR_ARGUMENT,
+               "group|-2");
+    REFUSED_BY(pool, s, folio_sequence_get_table(s, 0, NULL, &n), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED_BY(pool, s, folio_sequence_get_table(s, 0, &table, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED_BY(pool, s, folio_sequence_preempt(NULL, FOLIO_PREEMPT_RECOMPUTE, NULL, NULL),
                FOLIO_ERR_ARGUMENT, "sequence");
-    REFUSED_BY(p, s, folio_sequence_preempt(s, (folio_preemption)7, NULL, NULL), FOLIO_ERR_ARGUMENT,
-               "7");
-    REFUSED_BY(p, s, folio_sequence_fork(NULL, &out), FOLIO_ERR_ARGUMENT, "sequence");
+    REFUSED_BY(pool, s, folio_sequence_preempt(s, (folio_preemption)7, NULL, NULL),
+               FOLIO_ERR_ARGUMENT, "7");
+    REFUSED_BY(pool, s, folio_sequence_fork(NULL, &out), FOLIO_ERR_ARGUMENT, "sequence");
     CHECK(out == NULL);
-    REFUSED_BY(p, s, folio_sequence_fork(s, NULL), FOLIO_ERR_ARGUMENT, "out");
+    REFUSED_BY(pool, s, folio_sequence_fork(s, NULL), FOLIO_ERR_ARGUMENT, "out");
     CHECK_OK(folio_sequence_reserve(s, 1, 0, NULL));
     out = NOWHERE; /* not all of it is committed */
-    REFUSED_BY(p, s, folio_sequence_fork(s, &out), FOLIO_ERR_ARGUMENT, "1|committed");
+    REFUSED_BY(pool, s, folio_sequence_fork(s, &out), FOLIO_ERR_ARGUMENT, "1|committed");
     CHECK(out == NULL);
     int64_t matched = -7;
     folio_tokens tokens = pool_tokens(pool_counting_ids(), 8);
-    REFUSED_BY(p, s, folio_sequence_match(s, &tokens, &matched, NULL), FOLIO_ERR_ARGUMENT, "7");
+    REFUSED_BY(pool, s, folio_sequence_match(s, &tokens, &matched, NULL), FOLIO_ERR_ARGUMENT, "7");
     CHECK_OK(folio_sequence_truncate(s, 0));
-    REFUSED_BY(p, s, folio_sequence_match(s, NULL, &matched, NULL), FOLIO_ERR_ARGUMENT, "tokens");
-    REFUSED_BY(p, s, folio_sequence_match(NULL, &tokens, &matched, NULL), FOLIO_ERR_ARGUMENT,
+    REFUSED_BY(pool, s, folio_sequence_match(s, NULL, &matched, NULL), FOLIO_ERR_ARGUMENT,
+               "tokens");
+    REFUSED_BY(pool, s, folio_sequence_match(NULL, &tokens, &matched, NULL), FOLIO_ERR_ARGUMENT,
                "sequence");
     tokens.num_tokens = -1;
-    REFUSED_BY(p, s, folio_sequence_match(s, &tokens, &matched, NULL), FOLIO_ERR_ARGUMENT, "-1");
+    REFUSED_BY(pool, s, folio_sequence_match(s, &tokens, &matched, NULL), FOLIO_ERR_ARGUMENT, "-1");
     tokens = pool_tokens(NULL, 8);
-    REFUSED_BY(p, s, folio_sequence_match(s, &tokens, &matched, NULL), FOLIO_ERR_ARGUMENT, "ids");
+    REFUSED_BY(pool, s, folio_sequence_match(s, &tokens, &matched, NULL), FOLIO_ERR_ARGUMENT,
+               "ids");
     folio_sequence_destroy(s);
-    pool_rig_close(&r);
 }
 
 /* Copies by the pool itself need a cache in their group; the refused call keeps them. */
-TEST(sequence, copies_without_a_cache)
+POOL_TEST(sequence, copies_without_a_cache, .num_blocks = 20, .block_size = 4)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 20, .block_size = 4}));
-    folio_sequence *a = pool_plain(r.pool, 6), *b = pool_fork(a);
+    folio_sequence *a = pool_plain(pool, 6), *b = pool_fork(a);
     CHECK_OK(folio_sequence_reserve(b, 1, 0, NULL));
-    REFUSED_BY(r.pool, b, folio_pool_run_copies(r.pool, NULL), ANY_REFUSAL, "cache");
+    REFUSED_BY(pool, b, folio_pool_run_copies(pool, NULL), ANY_REFUSAL, "cache");
     folio_block_pair pairs[2];
-    CHECK_INT(take(r.pool, 0, pairs, 2), 1);
+    CHECK_INT(take(pool, 0, pairs, 2), 1);
     folio_sequence_destroy(a);
     folio_sequence_destroy(b);
-    pool_rig_close(&r);
 }

@@ -22,31 +22,29 @@ static void check_in_view(const folio_batch_view *v, int64_t i, const folio_sequ
     }
 }
 
-TEST(sequence_batch, batches_of_sequences)
+POOL_TEST(sequence_batch, batches_of_sequences, .num_blocks = 80, .block_size = 4,
+          .num_layer_groups = 2,
+          .layer_groups = (folio_layer_group[]){{.window = 0}, {.window = 6}})
 {
     enum { N = 7, BS = 4 };
-    const folio_layer_group groups[2] = {{.window = 0}, {.window = 6}};
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, FOLIO_WITH(folio_pool_desc, .num_blocks = 80, .block_size = BS,
-                                              .num_layer_groups = 2, .layer_groups = groups)));
     folio_sequence *s[N] = {NULL};
     /* prompt; decode; padding; part of a prompt after what was matched; window passed; drafts */
-    s[0] = pool_sequence(r.pool, 0);
+    s[0] = pool_sequence(pool, 0);
     CHECK_OK(folio_sequence_reserve(s[0], 9, 0, NULL));
-    s[1] = pool_plain(r.pool, 15);
+    s[1] = pool_plain(pool, 15);
     CHECK_OK(folio_sequence_reserve(s[1], 1, 0, NULL));
-    s[3] = pool_sequence(r.pool, 0);
+    s[3] = pool_sequence(pool, 0);
     pool_grow(s[3], pool_counting_ids(), 8);
     CHECK_OK(folio_sequence_reserve(s[3], 6, 0, NULL));
-    s[4] = pool_plain(r.pool, 40);
+    s[4] = pool_plain(pool, 40);
     CHECK_OK(folio_sequence_reserve(s[4], 1, 0, NULL));
     CHECK_INT(pool_table(s[4], 1, NULL)[0], FOLIO_NO_BLOCK);
-    s[5] = pool_plain(r.pool, 10);
+    s[5] = pool_plain(pool, 10);
     CHECK_OK(folio_sequence_reserve(s[5], 3, 0, NULL));
-    s[6] = pool_plain(r.pool, 5); /* nothing new */
+    s[6] = pool_plain(pool, 5); /* nothing new */
     folio_batch *batch = NULL;
     const folio_batch_seq padding = {.struct_size = sizeof padding, .query_len = 1, .padding = 1};
-    batch = support_batch(r.ctx, BS);
+    batch = support_batch(r->ctx, BS);
     for (int32_t g = 0; g < 2; g++) {
         folio_batch_clear(batch);
         CHECK_OK(folio_batch_add_sequences(batch, g, s, 2, NULL));
@@ -66,7 +64,6 @@ TEST(sequence_batch, batches_of_sequences)
     }
     folio_batch_destroy(batch);
     for (int i = 0; i < N; i++) folio_sequence_destroy(s[i]);
-    pool_rig_close(&r);
 }
 
 TEST(sequence_batch, a_batch_takes_the_block_size_of_its_first_pool)
@@ -95,19 +92,16 @@ TEST(sequence_batch, a_batch_takes_the_block_size_of_its_first_pool)
 }
 
 /* Encoder tokens come along: new until the next commit, cached afterwards. */
-TEST(sequence_batch, batches_with_encoder_tokens)
+POOL_TEST(sequence_batch, batches_with_encoder_tokens, .num_blocks = 40, .block_size = 4)
 {
     enum { BS = 4 };
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 40, .block_size = BS}));
-    folio_sequence *s[3] = {pool_sequence(r.pool, 0), pool_plain(r.pool, 3),
-                            pool_sequence(r.pool, 0)};
+    folio_sequence *s[3] = {pool_sequence(pool, 0), pool_plain(pool, 3), pool_sequence(pool, 0)};
     CHECK_OK(folio_sequence_reserve_encoder(s[0], 10, 0, NULL));
     CHECK_OK(folio_sequence_reserve_encoder(s[2], 5, 0, NULL));
     CHECK_OK(folio_sequence_commit(s[2], NULL));
     for (int i = 0; i < 3; i++) CHECK_OK(folio_sequence_reserve(s[i], 2, 0, NULL));
     folio_batch *batch = NULL;
-    batch = support_batch(r.ctx, BS);
+    batch = support_batch(r->ctx, BS);
     for (int committed = 0; committed < 2; committed++) {
         folio_batch_clear(batch);
         CHECK_OK(folio_batch_add_sequences(batch, 0, s, 3, NULL));
@@ -130,7 +124,6 @@ TEST(sequence_batch, batches_with_encoder_tokens)
     }
     folio_batch_destroy(batch);
     for (int i = 0; i < 3; i++) folio_sequence_destroy(s[i]);
-    pool_rig_close(&r);
 }
 
 TEST(sequence_batch, batches_refused)

@@ -362,15 +362,13 @@ BACKEND_TEST(stale, batching_runs_the_copies)
 }
 
 /* Without a cache the caller runs them, and is told when he forgot: reader and writer both wait. */
-TEST(stale, copies_that_nobody_ran_are_refused)
+POOL_TEST(stale, copies_that_nobody_ran_are_refused, .num_blocks = 20, .block_size = BS)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 20, .block_size = BS}));
-    folio_sequence *a = pool_plain(r.pool, 6), *b = pool_fork(a), *other = pool_plain(r.pool, 6);
+    folio_sequence *a = pool_plain(pool, 6), *b = pool_fork(a), *other = pool_plain(pool, 6);
     folio_batch_info info = {.struct_size = sizeof info};
     int64_t n = 0;
     folio_block_pair pairs[4];
-    folio_batch *batch = support_batch(r.ctx, BS);
+    folio_batch *batch = support_batch(r->ctx, BS);
     CHECK_OK(folio_sequence_reserve(b, 1, 0, NULL));
     folio_sequence *const some[3] = {other, a, b};
     REFUSED(folio_batch_add_sequences(batch, 0, some, 3, NULL), FOLIO_ERR_ARGUMENT,
@@ -380,12 +378,11 @@ TEST(stale, copies_that_nobody_ran_are_refused)
     CHECK_OK(folio_batch_get_info(batch, &info));
     CHECK_INT(info.num_seqs, 0);
     CHECK_OK(folio_batch_add_sequences(batch, 0, &other, 1, NULL));
-    CHECK_OK(folio_pool_take_copies(r.pool, 0, 4, pairs, &n));
+    CHECK_OK(folio_pool_take_copies(pool, 0, 4, pairs, &n));
     CHECK_INT(n, 1);
     CHECK_OK(folio_batch_add_sequences(batch, 0, some + 1, 2, NULL));
     folio_batch_destroy(batch);
     for (int i = 0; i < 3; i++) folio_sequence_destroy(some[i]);
-    pool_rig_close(&r);
 }
 
 /* ------------------------------------------------------------------------- whose blocks they are */
@@ -472,16 +469,14 @@ static int64_t num_seqs(const folio_batch *batch)
 }
 
 /* A table by hand could name a block that a sequence of the pool holds. */
-TEST(stale, sequences_by_hand_need_another_batch)
+POOL_TEST(stale, sequences_by_hand_need_another_batch, .num_blocks = 20, .block_size = BS)
 {
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 20, .block_size = BS}));
-    folio_sequence *const s[2] = {pool_plain(r.pool, 6), pool_plain(r.pool, 3)};
+    folio_sequence *const s[2] = {pool_plain(pool, 6), pool_plain(pool, 3)};
     const folio_batch_seq padding = {.struct_size = sizeof padding, .query_len = 1, .padding = 1};
     const int32_t table[1] = {0};
     const folio_batch_seq by_hand = FOLIO_WITH(folio_batch_seq, .query_len = 2, .seq_len = 2,
                                                .block_table = table, .num_blocks = 1);
-    folio_batch *batch = support_batch(r.ctx, BS);
+    folio_batch *batch = support_batch(r->ctx, BS);
     CHECK_OK(folio_batch_add(batch, &padding)); /* goes with both */
     CHECK_OK(folio_batch_add_sequences(batch, 0, s, 1, NULL));
     REFUSED(folio_batch_add(batch, &by_hand), FOLIO_ERR_ARGUMENT, "seq 2|pool|padding");
@@ -500,7 +495,6 @@ TEST(stale, sequences_by_hand_need_another_batch)
     CHECK_OK(folio_batch_add_sequences(batch, 0, s, 2, NULL));
     folio_batch_destroy(batch);
     for (int i = 0; i < 2; i++) folio_sequence_destroy(s[i]);
-    pool_rig_close(&r);
 }
 
 TEST(stale, a_batch_is_of_one_pool_and_one_group)

@@ -1,7 +1,7 @@
 /*
- * test_store.c: the disk tier as its users see it: what is put is found, over an open too; what is
- * replaced and in which order; what is refused, with the file left as it is; the format. Threads
- * and a model: test_store_walk.c; files and calls that fail: test_store_faults.c.
+ * test_store.c: the disk tier as its users see it: which blocks are the same, what is replaced and in which order,
+ * over an open too; what is refused, with the file left as it is; the format. That what is put is found, dropped and
+ * forgotten, in all groups and kinds: the model of test_store_walk.c; files and calls that fail: test_store_faults.c.
  */
 #include "pool/store_rig.h"
 
@@ -9,92 +9,37 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define CACHED FOLIOI_FRAME_CACHED
-#define SEQUENCE FOLIOI_FRAME_SEQUENCE
-
-static folioi_store_stats stats_of(store_rig *rig) { return folioi_store_get_stats(rig->store); }
-
 /* ---------------------------------------------------------------------------------- put and get */
 
-TEST(store, what_is_put_is_found)
+STORE_TEST(store, payloads_may_be_shorter_than_their_group_has, 8)
 {
-    store_rig rig;
-    srig_init(&rig, 8);
-    REQUIRE_TEST(srig_open(&rig) == FOLIO_OK);
-    CHECK_INT(GET(1), 0);
-    CHECK_OK(PUT(1));
-    CHECK_OK(PUT(3)); /* by hash id */
-    for (int again = 0; again < 2; again++) {
-        CHECK_INT(GET(1), 1);
-        CHECK_INT(GET(3), 1);
-        CHECK_INT(GET(2), 0);
-    }
-    CHECK(srig_has(rig.store, 1, 0, CACHED) && !srig_has(rig.store, 2, 0, CACHED));
-    folioi_store_stats stats = stats_of(&rig);
-    CHECK_INT(stats.num_frames, 8);
-    CHECK_INT(stats.used, 2);
-    CHECK_INT(stats.writes, 2);
-    CHECK_INT(stats.reads, 4);
-    CHECK_INT(stats.evictions + stats.warnings + stats.errors, 0);
-    CHECK(folioi_store_hash_key(rig.store) != 0);
-    srig_end(&rig);
-}
-
-/* One key in all groups and both kinds: six frames, each with a payload of its group's size. */
-TEST(store, groups_and_kinds_are_apart)
-{
-    store_rig rig;
-    srig_init(&rig, 8);
-    REQUIRE_TEST(srig_open(&rig) == FOLIO_OK);
-    for (int32_t g = 0; g < SRIG_GROUPS; g++) {
-        CHECK_OK(srig_put(rig.store, 5, g, CACHED, 0));
-        CHECK_INT(srig_get(rig.store, 5, g, SEQUENCE, 7), 0);
-        CHECK_OK(srig_put(rig.store, 5, g, SEQUENCE, 7));
-    }
-    CHECK_INT(stats_of(&rig).used, 6);
-    for (int32_t g = 0; g < SRIG_GROUPS; g++) {
-        CHECK_INT(srig_get(rig.store, 5, g, CACHED, 0), 1);
-        CHECK_INT(srig_get(rig.store, 5, g, SEQUENCE, 7), 1);
-    }
-    srig_end(&rig);
-}
-
-TEST(store, payloads_may_be_shorter_than_their_group_has)
-{
-    store_rig rig;
-    srig_init(&rig, 8);
-    REQUIRE_TEST(srig_open(&rig) == FOLIO_OK);
     const int64_t lengths[] = {0, 1, 699, 700};
     srig_block b;
     unsigned char got[701];
     bool found;
     for (int i = 0; i < COUNT_OF(lengths); i++) {
         srig_block_make(&b, (uint64_t)i, 0, CACHED, 0);
-        CHECK_OK(folioi_store_put(rig.store, &b.id, b.payload, lengths[i]));
+        CHECK_OK(folioi_store_put(rig->store, &b.id, b.payload, lengths[i]));
     }
-    for (int open = 0; open < 2; open++, srig_reopen(&rig)) {
+    for (int open = 0; open < 2; open++, srig_reopen(rig)) {
         for (int i = 0; i < COUNT_OF(lengths); i++) {
             srig_block_make(&b, (uint64_t)i, 0, CACHED, 0);
             memset(got, 0xA5, sizeof got);
-            CHECK_OK(folioi_store_get(rig.store, &b.id, got, lengths[i], &found));
+            CHECK_OK(folioi_store_get(rig->store, &b.id, got, lengths[i], &found));
             CHECK(found && memcmp(got, b.payload, (size_t)lengths[i]) == 0);
             CHECK(got[lengths[i]] == 0xA5);
-            CHECK_OK(folioi_store_get(rig.store, &b.id, got, lengths[i] + 1, &found));
+            CHECK_OK(folioi_store_get(rig->store, &b.id, got, lengths[i] + 1, &found));
             CHECK(!found);
         }
     }
-    CHECK_INT(stats_of(&rig).used, 4);
-    srig_end(&rig);
+    CHECK_INT(srig_stats(rig).used, 4);
 }
 
 /* Each part of an id but its name, changed: a miss, after an open too, and the frame stays. */
-TEST(store, another_parent_salt_or_id_is_a_miss)
+STORE_TEST(store, another_parent_salt_or_id_is_a_miss, 4)
 {
-    store_rig rig;
-    srig_init(&rig, 4);
-    REQUIRE_TEST(srig_open(&rig) == FOLIO_OK);
     CHECK_OK(PUT(1));
-    for (int open = 0; open < 2; open++, srig_reopen(&rig)) {
+    for (int open = 0; open < 2; open++, srig_reopen(rig)) {
         for (int part = 0; part < 8; part++) {
             srig_block b;
             unsigned char got[SRIG_MAX_PAYLOAD];
@@ -108,21 +53,17 @@ TEST(store, another_parent_salt_or_id_is_a_miss)
             if (part == 5) b.id.ids_bytes -= 4;
             if (part == 6) b.id.hashed = true;
             if (part == 7) b.id.ids = NULL;
-            CHECK_OK(folioi_store_get(rig.store, &b.id, got, b.bytes, &found));
+            CHECK_OK(folioi_store_get(rig->store, &b.id, got, b.bytes, &found));
             CHECK_MSG(!found, "part %d", part);
-            CHECK_INT(folioi_store_has(rig.store, &b.id), part >= 3);
+            CHECK_INT(folioi_store_has(rig->store, &b.id), part >= 3);
         }
-        CHECK_INT(stats_of(&rig).warnings, 0);
+        CHECK_INT(srig_stats(rig).warnings, 0);
         CHECK_INT(GET(1), 1);
     }
-    srig_end(&rig);
 }
 
-TEST(store, a_put_is_checked)
+STORE_TEST(store, a_put_is_checked, 4)
 {
-    store_rig rig;
-    srig_init(&rig, 4);
-    REQUIRE_TEST(srig_open(&rig) == FOLIO_OK);
     for (int part = 0; part < 8; part++) {
         static const char *const words[] = {"kind is 3", "group is -1", "group is 3", "68 bytes",
                                             "-4 bytes",  "are NULL",    "701 bytes",  "-1 bytes"};
@@ -136,11 +77,10 @@ TEST(store, a_put_is_checked)
         if (part == 5) b.id.ids = NULL;
         if (part == 6) b.bytes++;
         if (part == 7) b.bytes = -1;
-        REFUSED(folioi_store_put(rig.store, &b.id, b.payload, b.bytes), FOLIO_ERR_ARGUMENT,
+        REFUSED(folioi_store_put(rig->store, &b.id, b.payload, b.bytes), FOLIO_ERR_ARGUMENT,
                 words[part]);
     }
-    CHECK_INT(stats_of(&rig).used, 0);
-    srig_end(&rig);
+    CHECK_INT(srig_stats(rig).used, 0);
 }
 
 /* ------------------------------------------------------------------------------------ replacing */
@@ -169,154 +109,72 @@ static bool is_block(const folioi_frame_id *id, uint64_t n, int32_t group)
            id->hashed == b.id.hashed;
 }
 
-TEST(store, the_least_recently_used_is_replaced)
+STORE_TEST(store, the_least_recently_used_is_replaced, 4)
 {
-    store_rig rig;
-    srig_init(&rig, 4);
-    REQUIRE_TEST(srig_open(&rig) == FOLIO_OK);
-    replaced_log log = {.store = rig.store};
-    folioi_store_on_replaced(rig.store, log_replaced, &log);
+    replaced_log log = {.store = rig->store};
+    folioi_store_on_replaced(rig->store, log_replaced, &log);
     for (uint64_t n = 0; n < 4; n++) CHECK_OK(PUT(n));
     CHECK_INT(log.count, 0);
-    CHECK_INT(GET(0), 1);                     /* 1 2 3 0 */
-    CHECK_OK(PUT(1));                         /* there already: 2 3 0 1 */
-    CHECK(srig_has(rig.store, 2, 0, CACHED)); /* no use */
+    CHECK_INT(GET(0), 1);                      /* 1 2 3 0 */
+    CHECK_OK(PUT(1));                          /* there already: 2 3 0 1 */
+    CHECK(srig_has(rig->store, 2, 0, CACHED)); /* no use */
     CHECK_OK(
-        srig_put(rig.store, 3, 0, CACHED, 1)); /* equal by its id, whatever the payload: 2 0 1 3 */
-    CHECK_INT(stats_of(&rig).writes, 4);
+        srig_put(rig->store, 3, 0, CACHED, 1)); /* equal by its id, whatever the payload: 2 0 1 3 */
+    CHECK_INT(srig_stats(rig).writes, 4);
     for (uint64_t n = 4; n < 8; n++) CHECK_OK(PUT(n));
     static const uint64_t order[] = {2, 0, 1, 3};
     REQUIRE_TEST(log.count == 4);
     for (int i = 0; i < 4; i++) CHECK_MSG(is_block(&log.ids[i], order[i], 0), "the %dth", i);
     for (uint64_t n = 0; n < 8; n++) CHECK_INT(GET(n), n >= 4);
-    CHECK_INT(stats_of(&rig).evictions, 4);
-    CHECK_INT(stats_of(&rig).used, 4);
-    srig_end(&rig);
+    CHECK_INT(srig_stats(rig).evictions, 4);
+    CHECK_INT(srig_stats(rig).used, 4);
 }
 
 /* The order of the puts, not of the places in the file, and stamps go on where they ended. */
-TEST(store, order_survives_an_open)
+STORE_TEST(store, order_survives_an_open, 5)
 {
-    store_rig rig;
-    srig_init(&rig, 5);
-    REQUIRE_TEST(srig_open(&rig) == FOLIO_OK);
     for (uint64_t n = 0; n < 8; n++) CHECK_OK(PUT(n)); /* in the file: 5 6 7 3 4 */
-    srig_reopen(&rig);
+    srig_reopen(rig);
     CHECK_OK(PUT(8)); /* for 3 */
-    srig_reopen(&rig);
-    replaced_log log = {.store = rig.store};
-    folioi_store_on_replaced(rig.store, log_replaced, &log);
+    srig_reopen(rig);
+    replaced_log log = {.store = rig->store};
+    folioi_store_on_replaced(rig->store, log_replaced, &log);
     for (uint64_t n = 10; n < 15; n++) CHECK_OK(PUT(n));
     REQUIRE_TEST(log.count == 5);
     for (int i = 0; i < 5; i++) CHECK_MSG(is_block(&log.ids[i], 4 + (uint64_t)i, 0), "the %dth", i);
-    srig_end(&rig);
-}
-
-TEST(store, sequences_are_never_replaced)
-{
-    store_rig rig;
-    srig_init(&rig, 6);
-    REQUIRE_TEST(srig_open(&rig) == FOLIO_OK);
-    replaced_log log = {.store = rig.store};
-    folioi_store_on_replaced(rig.store, log_replaced, &log);
-    CHECK_INT(folioi_store_available(rig.store), 6);
-    for (uint64_t n = 0; n < 3; n++) CHECK_OK(srig_put(rig.store, n, 1, SEQUENCE, n));
-    CHECK_INT(folioi_store_available(rig.store), 3);
-    for (uint64_t n = 0; n < 20; n++) CHECK_OK(PUT(n));
-    CHECK_INT(folioi_store_available(rig.store), 3);
-    for (uint64_t n = 3; n < 6; n++) CHECK_OK(srig_put(rig.store, n, 1, SEQUENCE, n));
-    CHECK_INT(folioi_store_available(rig.store), 0);
-    CHECK_INT(log.count, 20);
-    REFUSED(PUT(30), FOLIO_ERR_FULL, "all of its 6 frames");
-    REFUSED(srig_put(rig.store, 30, 1, SEQUENCE, 0), FOLIO_ERR_FULL, "full");
-    for (uint64_t n = 0; n < 6; n++) CHECK_INT(srig_get(rig.store, n, 1, SEQUENCE, n), 1);
-    srig_block b;
-    srig_block_make(&b, 4, 1, SEQUENCE, 0);
-    folioi_store_drop(rig.store, &b.id);
-    CHECK_INT(folioi_store_available(rig.store), 1);
-    CHECK_OK(PUT(31));
-    CHECK_INT(GET(31), 1);
-    CHECK_INT(stats_of(&rig).errors, 0); /* a full store is none */
-    srig_end(&rig);
-}
-
-TEST(store, a_sequence_put_again_is_replaced_when_the_new_one_is_whole)
-{
-    store_rig rig;
-    srig_init(&rig, 2);
-    REQUIRE_TEST(srig_open(&rig) == FOLIO_OK);
-    CHECK_OK(srig_put(rig.store, 1, 0, SEQUENCE, 0));
-    for (uint64_t v = 1; v < 5; v++) {
-        CHECK_OK(srig_put(rig.store, 1, 0, SEQUENCE, v));
-        CHECK_INT(srig_get(rig.store, 1, 0, SEQUENCE, v), 1);
-        CHECK_INT(stats_of(&rig).used, 1);
-    }
-    CHECK_OK(srig_put(rig.store, 2, 0, SEQUENCE, 0));
-    REFUSED(srig_put(rig.store, 1, 0, SEQUENCE, 9), FOLIO_ERR_FULL,
-            "full"); /* needs a second frame */
-    CHECK_INT(srig_get(rig.store, 1, 0, SEQUENCE, 4), 1);
-    srig_end(&rig);
 }
 
 /* Two blocks of one key: the later one has the name, also after an open. */
-TEST(store, a_cached_name_with_another_block_is_replaced)
+STORE_TEST(store, a_cached_name_with_another_block_is_replaced, 2)
 {
-    store_rig rig;
-    srig_init(&rig, 2);
-    REQUIRE_TEST(srig_open(&rig) == FOLIO_OK);
     srig_block first, second;
     unsigned char got[SRIG_MAX_PAYLOAD];
     bool found;
     srig_block_make(&first, 1, 0, CACHED, 0);
     srig_block_make(&second, 1, 0, CACHED, 1);
     second.ids[3]++;
-    CHECK_OK(folioi_store_put(rig.store, &first.id, first.payload, first.bytes));
-    CHECK_OK(folioi_store_put(rig.store, &second.id, second.payload, second.bytes));
-    CHECK_INT(stats_of(&rig).used, 1);
-    for (int open = 0; open < 2; open++, srig_reopen(&rig)) {
-        CHECK_OK(folioi_store_get(rig.store, &first.id, got, first.bytes, &found));
+    CHECK_OK(folioi_store_put(rig->store, &first.id, first.payload, first.bytes));
+    CHECK_OK(folioi_store_put(rig->store, &second.id, second.payload, second.bytes));
+    CHECK_INT(srig_stats(rig).used, 1);
+    for (int open = 0; open < 2; open++, srig_reopen(rig)) {
+        CHECK_OK(folioi_store_get(rig->store, &first.id, got, first.bytes, &found));
         CHECK(!found);
-        CHECK_OK(folioi_store_get(rig.store, &second.id, got, second.bytes, &found));
+        CHECK_OK(folioi_store_get(rig->store, &second.id, got, second.bytes, &found));
         CHECK(found && memcmp(got, second.payload, (size_t)second.bytes) == 0);
     }
     /* The old one is not taken to make room for the new one. */
-    CHECK_OK(srig_put(rig.store, 2, 0, SEQUENCE, 0));
-    REFUSED(folioi_store_put(rig.store, &first.id, first.payload, first.bytes), FOLIO_ERR_FULL,
-            "full");
-    CHECK_OK(folioi_store_get(rig.store, &second.id, got, second.bytes, &found));
+    CHECK_OK(srig_put(rig->store, 2, 0, SEQUENCE, 0));
+    REFUSED(folioi_store_put(rig->store, &first.id, first.payload, first.bytes), FOLIO_ERR_FULL,
+            "all of its 2 frames");
+    CHECK_OK(folioi_store_get(rig->store, &second.id, got, second.bytes, &found));
     CHECK(found);
     /* And no trace of the first is left for a later open. */
-    folioi_store_drop(rig.store, &second.id);
-    srig_reopen(&rig);
-    CHECK_INT(stats_of(&rig).used, 0);
-    srig_end(&rig);
+    folioi_store_drop(rig->store, &second.id);
+    srig_reopen(rig);
+    CHECK_INT(srig_stats(rig).used, 0);
 }
 
 /* --------------------------------------------------------------------------- open, forget, drop */
-
-TEST(store, an_open_finds_what_is_cached_and_no_sequence)
-{
-    store_rig rig;
-    srig_init(&rig, 40);
-    REQUIRE_TEST(srig_open(&rig) == FOLIO_OK);
-    uint64_t key = folioi_store_hash_key(rig.store);
-    for (uint64_t n = 0; n < 12; n++)
-        for (int32_t g = 0; g < SRIG_GROUPS; g++)
-            CHECK_OK(srig_put(rig.store, n, g, n % 3 == 0 ? SEQUENCE : CACHED, 0));
-    for (int open = 0; open < 3; open++) {
-        srig_reopen(&rig);
-        CHECK(folioi_store_hash_key(rig.store) == key);
-        CHECK_INT(stats_of(&rig).used, 24);
-        CHECK_INT(stats_of(&rig).warnings, 0);
-        CHECK_INT(folioi_store_available(rig.store), 40);
-        for (uint64_t n = 0; n < 12; n++)
-            for (int32_t g = 0; g < SRIG_GROUPS; g++) {
-                CHECK_INT(srig_get(rig.store, n, g, CACHED, 0), n % 3 != 0);
-                CHECK_INT(srig_get(rig.store, n, g, SEQUENCE, 0), 0);
-            }
-    }
-    srig_end(&rig);
-}
 
 static void log_each(void *user, const folioi_frame_id *id)
 {
@@ -325,19 +183,16 @@ static void log_each(void *user, const folioi_frame_id *id)
     if (log->count < COUNT_OF(log->ids)) log->ids[log->count++] = *id;
 }
 
-TEST(store, each_lists_what_is_cached)
+STORE_TEST(store, each_lists_what_is_cached, 8)
 {
-    store_rig rig;
-    srig_init(&rig, 8);
-    REQUIRE_TEST(srig_open(&rig) == FOLIO_OK);
     for (uint64_t n = 0; n < 9; n++) /* 0 is replaced */
-        CHECK_OK(srig_put(rig.store, n, (int32_t)(n % 3), n == 4 ? SEQUENCE : CACHED, 0));
+        CHECK_OK(srig_put(rig->store, n, (int32_t)(n % 3), n == 4 ? SEQUENCE : CACHED, 0));
     srig_block b;
     srig_block_make(&b, 7, 1, CACHED, 0);
-    folioi_store_drop(rig.store, &b.id);
-    for (int open = 0; open < 2; open++, srig_reopen(&rig)) {
-        replaced_log log = {.store = rig.store};
-        folioi_store_each(rig.store, log_each, &log);
+    folioi_store_drop(rig->store, &b.id);
+    for (int open = 0; open < 2; open++, srig_reopen(rig)) {
+        replaced_log log = {.store = rig->store};
+        folioi_store_each(rig->store, log_each, &log);
         CHECK_INT(log.count, 6);
         for (uint64_t n = 0; n < 9; n++) {
             int times = 0;
@@ -345,88 +200,39 @@ TEST(store, each_lists_what_is_cached)
             CHECK_INT(times, n != 0 && n != 4 && n != 7);
         }
     }
-    srig_end(&rig);
-}
-
-TEST(store, dropped_frames_stay_away)
-{
-    store_rig rig;
-    srig_init(&rig, 8);
-    REQUIRE_TEST(srig_open(&rig) == FOLIO_OK);
-    srig_block b;
-    for (uint64_t n = 0; n < 6; n++) CHECK_OK(PUT(n));
-    for (uint64_t n = 0; n < 6; n += 2) {
-        srig_block_make(&b, n, 0, SEQUENCE, 0); /* not there */
-        folioi_store_drop(rig.store, &b.id);
-        CHECK_INT(GET(n), 1);
-        srig_block_make(&b, n, 0, CACHED, 0);
-        folioi_store_drop(rig.store, &b.id);
-        folioi_store_drop(rig.store, &b.id);
-    }
-    for (int open = 0; open < 2; open++, srig_reopen(&rig)) {
-        CHECK_INT(stats_of(&rig).used, 3);
-        CHECK_INT(folioi_store_available(rig.store), 8);
-        for (uint64_t n = 0; n < 6; n++) CHECK_INT(GET(n), n % 2);
-    }
-    CHECK_INT(stats_of(&rig).warnings + stats_of(&rig).errors, 0);
-    srig_end(&rig);
-}
-
-TEST(store, forgotten_frames_stay_away)
-{
-    store_rig rig;
-    srig_init(&rig, 8);
-    REQUIRE_TEST(srig_open(&rig) == FOLIO_OK);
-    for (uint64_t n = 0; n < 6; n++) CHECK_OK(PUT(n));
-    CHECK_OK(srig_put(rig.store, 6, 0, SEQUENCE, 0));
-    CHECK_OK(folioi_store_forget(rig.store));
-    CHECK_INT(stats_of(&rig).used, 1);
-    CHECK_INT(folioi_store_available(rig.store), 7);
-    for (uint64_t n = 0; n < 6; n++) CHECK_INT(GET(n), 0);
-    CHECK_INT(srig_get(rig.store, 6, 0, SEQUENCE, 0), 1);
-    CHECK_OK(PUT(3));
-    CHECK_OK(PUT(7));
-    for (int open = 0; open < 2; open++, srig_reopen(&rig))
-        for (uint64_t n = 0; n < 8; n++) CHECK_INT(GET(n), n == 3 || n == 7);
-    CHECK_INT(stats_of(&rig).warnings, 0);
-    srig_end(&rig);
 }
 
 /* What lies past a smaller store's end is not used, is back with a larger one, can be forgotten. */
-TEST(store, the_size_may_change)
+STORE_TEST(store, the_size_may_change, 10)
 {
-    store_rig rig;
-    srig_init(&rig, 10);
-    REQUIRE_TEST(srig_open(&rig) == FOLIO_OK);
     for (uint64_t n = 0; n < 10; n++) CHECK_OK(PUT(n));
-    srig_close(&rig);
-    srig_frames(&rig, 4);
-    CHECK_OK(srig_open(&rig));
-    CHECK_INT(stats_of(&rig).num_frames, 4);
+    srig_close(rig);
+    srig_frames(rig, 4);
+    CHECK_OK(srig_open(rig));
+    CHECK_INT(srig_stats(rig).num_frames, 4);
     for (uint64_t n = 0; n < 10; n++) CHECK_INT(GET(n), n < 4);
     CHECK_OK(PUT(9)); /* a second frame of a block past the end; for 0 */
-    srig_close(&rig);
+    srig_close(rig);
     struct stat st;
-    CHECK(stat(rig.path, &st) == 0 && st.st_size > 10 * 4096);
-    srig_frames(&rig, 12);
-    CHECK_OK(srig_open(&rig));
-    CHECK_INT(stats_of(&rig).used, 9);
+    CHECK(stat(rig->path, &st) == 0 && st.st_size > 10 * 4096);
+    srig_frames(rig, 12);
+    CHECK_OK(srig_open(rig));
+    CHECK_INT(srig_stats(rig).used, 9);
     for (uint64_t n = 0; n < 10; n++) CHECK_INT(GET(n), n > 0);
     for (uint64_t n = 10; n < 13; n++) CHECK_OK(PUT(n)); /* all twelve are in use now */
-    CHECK_INT(stats_of(&rig).evictions, 0);
-    CHECK_INT(stats_of(&rig).used, 12);
-    srig_close(&rig);
-    srig_frames(&rig, 2);
-    CHECK_OK(srig_open(&rig));
-    CHECK_OK(folioi_store_forget(rig.store));
+    CHECK_INT(srig_stats(rig).evictions, 0);
+    CHECK_INT(srig_stats(rig).used, 12);
+    srig_close(rig);
+    srig_frames(rig, 2);
+    CHECK_OK(srig_open(rig));
+    CHECK_OK(folioi_store_forget(rig->store));
     CHECK_OK(PUT(20));
-    srig_close(&rig);
-    srig_frames(&rig, 12);
-    CHECK_OK(srig_open(&rig));
-    CHECK_INT(stats_of(&rig).used, 1);
+    srig_close(rig);
+    srig_frames(rig, 12);
+    CHECK_OK(srig_open(rig));
+    CHECK_INT(srig_stats(rig).used, 1);
     CHECK_INT(GET(20), 1);
-    CHECK_INT(stats_of(&rig).warnings, 0);
-    srig_end(&rig);
+    CHECK_INT(srig_stats(rig).warnings, 0);
 }
 
 /* ------------------------------------------------------------------------------------- refusals */
@@ -445,169 +251,145 @@ static void check_refused(store_rig *rig, const folioi_store_desc *desc, const c
     free(after);
 }
 
-TEST(store, another_model_or_geometry_is_refused)
+STORE_TEST(store, another_model_or_geometry_is_refused, 4)
 {
-    store_rig rig;
-    srig_init(&rig, 4);
-    REQUIRE_TEST(srig_open(&rig) == FOLIO_OK);
     CHECK_OK(PUT(1));
-    uint64_t key = folioi_store_hash_key(rig.store);
-    srig_close(&rig);
-    folioi_store_desc d = rig.desc;
+    uint64_t key = folioi_store_hash_key(rig->store);
+    srig_close(rig);
+    folioi_store_desc d = rig->desc;
     d.model = "another";
-    check_refused(&rig, &d, "store|made for the model \"a model\"|here it is \"another\"");
+    check_refused(rig, &d, "store|made for the model \"a model\"|here it is \"another\"");
     d.model = NULL;
-    check_refused(&rig, &d, "made for the model \"a model\"|here it is \"\"");
-    d = rig.desc;
+    check_refused(rig, &d, "made for the model \"a model\"|here it is \"\"");
+    d = rig->desc;
     d.num_layer_groups = 2;
-    check_refused(&rig, &d, "made for 3 groups, here there are 2");
-    d = rig.desc;
+    check_refused(rig, &d, "made for 3 groups, here there are 2");
+    d = rig->desc;
     d.ids_bytes = 60;
-    check_refused(&rig, &d, "made with 64 bytes for a block's ids, here there are 60");
-    d = rig.desc;
+    check_refused(rig, &d, "made with 64 bytes for a block's ids, here there are 60");
+    d = rig->desc;
     d.hash_key = key ^ 1;
-    check_refused(&rig, &d, "another hash key");
-    const folioi_frame_geometry was = rig.geometry[1];
-    folioi_frame_geometry *g = &rig.geometry[1];
+    check_refused(rig, &d, "another hash key");
+    const folioi_frame_geometry was = rig->geometry[1];
+    folioi_frame_geometry *g = &rig->geometry[1];
     g->num_layers = 9;
-    check_refused(&rig, &rig.desc, "group 1|num_layers 3, here it is 9");
+    check_refused(rig, &rig->desc, "group 1|num_layers 3, here it is 9");
     *g = was, g->block_size = 9;
-    check_refused(&rig, &rig.desc, "group 1|block_size 16, here it is 9");
+    check_refused(rig, &rig->desc, "group 1|block_size 16, here it is 9");
     *g = was, g->num_kv_heads = 9;
-    check_refused(&rig, &rig.desc, "group 1|num_kv_heads 4, here it is 9");
+    check_refused(rig, &rig->desc, "group 1|num_kv_heads 4, here it is 9");
     *g = was, g->k_head_size = 9;
-    check_refused(&rig, &rig.desc, "group 1|k_head_size 64, here it is 9");
+    check_refused(rig, &rig->desc, "group 1|k_head_size 64, here it is 9");
     *g = was, g->v_head_size = 9;
-    check_refused(&rig, &rig.desc, "group 1|v_head_size 32, here it is 9");
+    check_refused(rig, &rig->desc, "group 1|v_head_size 32, here it is 9");
     *g = was, g->dtype = 9;
-    check_refused(&rig, &rig.desc, "group 1|dtype 1, here it is 9");
+    check_refused(rig, &rig->desc, "group 1|dtype 1, here it is 9");
     *g = was, g->layout_version = 9;
-    check_refused(&rig, &rig.desc, "group 1|layout_version 1, here it is 9");
+    check_refused(rig, &rig->desc, "group 1|layout_version 1, here it is 9");
     *g = was, strcpy(g->layout_id, "rows of nineteen ch");
-    check_refused(&rig, &rig.desc, "group 1|layout \"rows\", here it is \"rows of nineteen ch\"");
+    check_refused(rig, &rig->desc, "group 1|layout \"rows\", here it is \"rows of nineteen ch\"");
     *g = was, g->payload_bytes--;
-    check_refused(&rig, &rig.desc, "group 1|blocks of 3800 bytes, here they have 3799");
+    check_refused(rig, &rig->desc, "group 1|blocks of 3800 bytes, here they have 3799");
     *g = was;
-    rig.desc.hash_key = key; /* the file's own */
-    CHECK_OK(srig_open(&rig));
+    rig->desc.hash_key = key; /* the file's own */
+    CHECK_OK(srig_open(rig));
     CHECK_INT(GET(1), 1);
-    srig_end(&rig);
 }
 
-TEST(store, a_hash_key_is_kept)
+NEW_STORE_TEST(store, a_hash_key_is_kept, 4)
 {
-    store_rig rig;
-    srig_init(&rig, 4);
-    rig.desc.hash_key = 77;
-    CHECK_OK(srig_open(&rig));
-    CHECK(folioi_store_hash_key(rig.store) == 77);
-    rig.desc.hash_key = 0;
-    srig_reopen(&rig);
-    CHECK(folioi_store_hash_key(rig.store) == 77);
-    srig_close(&rig);
+    rig->desc.hash_key = 77;
+    CHECK_OK(srig_open(rig));
+    CHECK(folioi_store_hash_key(rig->store) == 77);
+    rig->desc.hash_key = 0;
+    srig_reopen(rig);
+    CHECK(folioi_store_hash_key(rig->store) == 77);
+    srig_close(rig);
     uint64_t random[2];
     for (int i = 0; i < 2; i++) {
-        unlink(rig.path);
-        CHECK_OK(srig_open(&rig));
-        random[i] = folioi_store_hash_key(rig.store);
-        srig_close(&rig);
+        unlink(rig->path);
+        CHECK_OK(srig_open(rig));
+        random[i] = folioi_store_hash_key(rig->store);
+        srig_close(rig);
     }
     CHECK(random[0] != random[1] && random[0] != 77);
-    srig_end(&rig);
 }
 
-TEST(store, a_file_in_use_is_refused)
+STORE_TEST(store, a_file_in_use_is_refused, 4)
 {
-    store_rig rig;
-    srig_init(&rig, 4);
-    REQUIRE_TEST(srig_open(&rig) == FOLIO_OK);
-    check_refused(&rig, &rig.desc, "store|is in use");
+    check_refused(rig, &rig->desc, "store|is in use");
     CHECK_OK(PUT(1));
-    srig_reopen(&rig);
+    srig_reopen(rig);
     CHECK_INT(GET(1), 1);
-    srig_end(&rig);
 }
 
-TEST(store, files_that_are_no_stores_are_refused)
+NEW_STORE_TEST(store, files_that_are_no_stores_are_refused, 4)
 {
-    store_rig rig;
-    srig_init(&rig, 4);
     unsigned char bytes[9000];
     for (int i = 0; i < COUNT_OF(bytes); i++)
         bytes[i] = (unsigned char)support_bits(5, (uint64_t)i);
     const int64_t sizes[] = {1, 7, 8, 100, 4095, 4096, 9000};
     for (int i = 0; i < COUNT_OF(sizes); i++) {
-        srig_write_file(rig.path, bytes, sizes[i]);
-        check_refused(&rig, &rig.desc, "is not a store");
+        srig_write_file(rig->path, bytes, sizes[i]);
+        check_refused(rig, &rig->desc, "is not a store");
     }
     memset(bytes, 0, sizeof bytes); /* zeros: only a part of a superblock is made anew */
-    srig_write_file(rig.path, bytes, 4096);
-    check_refused(&rig, &rig.desc, "is not a store");
+    srig_write_file(rig->path, bytes, 4096);
+    check_refused(rig, &rig->desc, "is not a store");
     bytes[4094] = 1;
-    srig_write_file(rig.path, bytes, 4095);
-    check_refused(&rig, &rig.desc, "is not a store");
-    srig_end(&rig);
+    srig_write_file(rig->path, bytes, 4095);
+    check_refused(rig, &rig->desc, "is not a store");
 }
 
-TEST(store, another_version_is_refused)
+STORE_TEST(store, another_version_is_refused, 4)
 {
-    store_rig rig;
-    srig_init(&rig, 4);
-    REQUIRE_TEST(srig_open(&rig) == FOLIO_OK);
     CHECK_OK(PUT(1));
-    srig_close(&rig);
+    srig_close(rig);
     int64_t size;
-    unsigned char *bytes = srig_read_file(rig.path, &size);
+    unsigned char *bytes = srig_read_file(rig->path, &size);
     bytes[8] = 2;
-    srig_write_file(rig.path, bytes, size);
-    check_refused(&rig, &rig.desc, "format version 2; this library reads version 1");
+    srig_write_file(rig->path, bytes, size);
+    check_refused(rig, &rig->desc, "format version 2; this library reads version 1");
     bytes[8] = 1;
     bytes[40] ^= 1; /* of the model's name */
-    srig_write_file(rig.path, bytes, size);
-    check_refused(&rig, &rig.desc, "is damaged|checksum");
+    srig_write_file(rig->path, bytes, size);
+    check_refused(rig, &rig->desc, "is damaged|checksum");
     free(bytes);
-    srig_end(&rig);
 }
 
 /* Left by a process that was killed while it made the file. */
-TEST(store, an_unfinished_file_is_made_anew)
+STORE_TEST(store, an_unfinished_file_is_made_anew, 4)
 {
-    store_rig rig;
-    srig_init(&rig, 4);
-    REQUIRE_TEST(srig_open(&rig) == FOLIO_OK);
-    srig_close(&rig);
+    srig_close(rig);
     int64_t size;
-    unsigned char *whole = srig_read_file(rig.path, &size), zeros[4096] = {0};
+    unsigned char *whole = srig_read_file(rig->path, &size), zeros[4096] = {0};
     CHECK_INT(size, 4096);
     for (int64_t n = 0; n < 4096; n += n < 64 ? 1 : 61) {
         for (int zero = 0; zero < 2; zero++) {
-            srig_write_file(rig.path, zero ? zeros : whole, n);
-            CHECK_OK(srig_open(&rig));
+            srig_write_file(rig->path, zero ? zeros : whole, n);
+            CHECK_OK(srig_open(rig));
             CHECK_OK(PUT(1));
-            srig_reopen(&rig);
+            srig_reopen(rig);
             CHECK_INT(GET(1), 1);
-            srig_close(&rig);
+            srig_close(rig);
         }
         if (n == 0 || n > 2080) continue; /* a hash key is random */
         whole[n - 1] ^= 1;                /* not ours */
-        srig_write_file(rig.path, whole, n);
-        check_refused(&rig, &rig.desc, "store");
+        srig_write_file(rig->path, whole, n);
+        check_refused(rig, &rig->desc, "store");
         whole[n - 1] ^= 1;
     }
     free(whole);
-    srig_end(&rig);
 }
 
-TEST(store, an_open_is_checked)
+NEW_STORE_TEST(store, an_open_is_checked, 4)
 {
-    store_rig rig;
-    srig_init(&rig, 4);
     char name[257];
     memset(name, 'm', 256);
     name[256] = 0;
     folioi_store *store = NOWHERE;
     folioi_frame_geometry wide[33] = {{.payload_bytes = 8}};
-    for (int g = 0; g < 33; g++) wide[g] = rig.geometry[0];
+    for (int g = 0; g < 33; g++) wide[g] = rig->geometry[0];
     for (int part = 0; part < 8; part++) {
         static const char *const words[] = {"path is NULL",
                                             "256 bytes|255",
@@ -617,53 +399,51 @@ TEST(store, an_open_is_checked)
                                             "no geometry",
                                             "group 2: payload_bytes is -1",
                                             "12287|4096|12288"};
-        folioi_store_desc d = rig.desc;
+        folioi_store_desc d = rig->desc;
         if (part == 0) d.path = NULL;
         if (part == 1) d.model = name;
         if (part == 2) d.ids_bytes = 7;
         if (part == 3) d.num_layer_groups = 0;
         if (part == 4) d.num_layer_groups = 33, d.geometry = wide;
         if (part == 5) d.geometry = NULL;
-        rig.geometry[2].payload_bytes = part == 6 ? -1 : 1;
+        rig->geometry[2].payload_bytes = part == 6 ? -1 : 1;
         if (part == 7) d.max_bytes = 3 * 4096 - 1;
-        REFUSED(folioi_store_open(&rig.allocator, &d, &store), FOLIO_ERR_ARGUMENT, words[part]);
+        REFUSED(folioi_store_open(&rig->allocator, &d, &store), FOLIO_ERR_ARGUMENT, words[part]);
         CHECK(store == NULL);
-        CHECK(access(rig.path, F_OK) != 0); /* no file was made */
+        CHECK(access(rig->path, F_OK) != 0); /* no file was made */
     }
     /* The most of each is taken, and a group without blocks. */
     wide[31].payload_bytes = 0;
-    folioi_store_desc d = rig.desc;
+    folioi_store_desc d = rig->desc;
     d.model = name + 1;
     d.num_layer_groups = 32;
     d.geometry = wide;
     d.max_bytes = 3 * 4096;
     for (int open = 0; open < 2; open++) {
-        CHECK_OK(folioi_store_open(&rig.allocator, &d, &store));
+        CHECK_OK(folioi_store_open(&rig->allocator, &d, &store));
         CHECK_INT(folioi_store_get_stats(store).num_frames, 2);
         CHECK_INT(srig_get(store, 1, 0, CACHED, 0), open);
         CHECK_OK(srig_put(store, 1, 0, CACHED, 0));
         folioi_store_close(store);
     }
     folioi_store_close(NULL);
-    srig_end(&rig);
 }
 
-TEST(store, what_the_system_refuses_is_said_in_its_words)
+NEW_STORE_TEST(store, what_the_system_refuses_is_said_in_its_words, 4)
 {
-    store_rig rig;
-    srig_init(&rig, 4);
-    folioi_store_desc d = rig.desc;
+    folioi_store_desc d = rig->desc;
     folioi_store *store = NOWHERE;
-    d.path = rig.dir;
-    REFUSED(folioi_store_open(&rig.allocator, &d, &store), FOLIO_ERR_IO, "directory");
+    d.path = rig->dir;
+    REFUSED(folioi_store_open(&rig->allocator, &d, &store), FOLIO_ERR_IO, "directory");
     CHECK(store == NULL);
     char path[400];
-    snprintf(path, sizeof path, "%s/none/store", rig.dir);
+    snprintf(path, sizeof path, "%s/none/store", rig->dir);
     d.path = path;
-    REFUSED(folioi_store_open(&rig.allocator, &d, &store), FOLIO_ERR_IO, "none/store|No such file");
+    REFUSED(folioi_store_open(&rig->allocator, &d, &store), FOLIO_ERR_IO,
+            "none/store|No such file");
     d.path = "/dev/null"; /* its size is 0: it must not be taken for an empty file */
-    REFUSED(folioi_store_open(&rig.allocator, &d, &store), FOLIO_ERR_IO, "/dev/null|not supported");
-    srig_end(&rig);
+    REFUSED(folioi_store_open(&rig->allocator, &d, &store), FOLIO_ERR_IO,
+            "/dev/null|not supported");
 }
 
 /* --------------------------------------------------------------------------------------- format */
@@ -676,19 +456,17 @@ static uint64_t little_endian(const unsigned char *bytes, int n)
 }
 
 /* Files outlive libraries: the places of version 1, written out. */
-TEST(store, the_format_is_as_it_was)
+NEW_STORE_TEST(store, the_format_is_as_it_was, 4)
 {
-    store_rig rig;
-    srig_init(&rig, 4);
-    rig.desc.hash_key = 0x0123456789ABCDEF;
-    REQUIRE_TEST(srig_open(&rig) == FOLIO_OK);
+    rig->desc.hash_key = 0x0123456789ABCDEF;
+    REQUIRE_TEST(srig_open(rig) == FOLIO_OK);
     CHECK_OK(PUT(1));
-    CHECK_OK(srig_put(rig.store, 3, 1, SEQUENCE, 0));
-    srig_close(&rig);
+    CHECK_OK(srig_put(rig->store, 3, 1, SEQUENCE, 0));
+    srig_close(rig);
     struct stat st;
-    CHECK(stat(rig.path, &st) == 0 && (st.st_mode & 0777) == 0600);
+    CHECK(stat(rig->path, &st) == 0 && (st.st_mode & 0777) == 0600);
     int64_t size;
-    unsigned char *bytes = srig_read_file(rig.path, &size);
+    unsigned char *bytes = srig_read_file(rig->path, &size);
     CHECK_INT(size, 2 * 4096 + 256 + 3800);
     CHECK(memcmp(bytes, "FolioKV\n", 8) == 0);
     CHECK_INT(little_endian(bytes + 8, 4), 1);     /* version */
@@ -729,5 +507,4 @@ TEST(store, the_format_is_as_it_was)
     CHECK(memcmp(f + 192, b.ids, 8) == 0);
     CHECK(memcmp(f + 256, b.payload, 3800) == 0);
     free(bytes);
-    srig_end(&rig);
 }

@@ -10,12 +10,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define CACHED FOLIOI_FRAME_CACHED
-#define SEQUENCE FOLIOI_FRAME_SEQUENCE
 #define FRAME 4096
 #define HEAD 256 /* header and ids */
-
-static folioi_store_stats stats_of(store_rig *rig) { return folioi_store_get_stats(rig->store); }
 
 /* Opened with these faults from the first call on. */
 static folio_status open_faulty(store_rig *rig, srig_faults *faults)
@@ -45,29 +41,27 @@ static void make_file(store_rig *rig, uint64_t count)
 
 /* --------------------------------------------------------------------------- short, interrupted */
 
-TEST(store_faults, short_and_interrupted_calls_change_nothing)
+NEW_STORE_TEST(store_faults, short_and_interrupted_calls_change_nothing, 3)
 {
     for (int mode = 0; mode < 6; mode++) {
-        store_rig rig;
-        srig_init(&rig, 3);
+        unlink(rig->path);
         srig_faults faults = {.chunks = (srig_chunks)(mode % 3), .interrupted = mode >= 3};
         for (int open = 0; open < 2; open++) {
-            REQUIRE_TEST(open_faulty(&rig, &faults) == FOLIO_OK);
+            REQUIRE_TEST(open_faulty(rig, &faults) == FOLIO_OK);
             for (uint64_t n = 0; n < 3; n++)
-                CHECK_INT(srig_get(rig.store, n + 2, (int32_t)n, CACHED, 0), open);
+                CHECK_INT(srig_get(rig->store, n + 2, (int32_t)n, CACHED, 0), open);
             for (uint64_t n = 0; n < 5; n++) {
-                CHECK_OK(srig_put(rig.store, n, (int32_t)(n + 1) % 3, CACHED, 0));
-                CHECK_INT(srig_get(rig.store, n, (int32_t)(n + 1) % 3, CACHED, 0), 1);
+                CHECK_OK(srig_put(rig->store, n, (int32_t)(n + 1) % 3, CACHED, 0));
+                CHECK_INT(srig_get(rig->store, n, (int32_t)(n + 1) % 3, CACHED, 0), 1);
             }
-            CHECK_OK(folioi_store_forget(rig.store));
+            CHECK_OK(folioi_store_forget(rig->store));
             for (uint64_t n = 0; n < 3; n++)
-                CHECK_OK(srig_put(rig.store, n + 2, (int32_t)n, CACHED, 0));
-            drop(rig.store, 0, 0, CACHED);
-            CHECK_INT(stats_of(&rig).warnings + stats_of(&rig).errors, 0);
-            srig_close(&rig);
+                CHECK_OK(srig_put(rig->store, n + 2, (int32_t)n, CACHED, 0));
+            drop(rig->store, 0, 0, CACHED);
+            CHECK_INT(srig_stats(rig).warnings + srig_stats(rig).errors, 0);
+            srig_close(rig);
         }
         CHECK(faults.reads > (mode % 3 == 1 ? 10000 : 20));
-        srig_end(&rig);
     }
 }
 
@@ -111,7 +105,7 @@ static bool check_put(writes_walk *w, const srig_faults *f, int64_t writes_befor
     if (failed) {
         CHECK(strstr(folio_last_error(), strerror(f->write_errno ? f->write_errno : EIO)) != NULL);
         CHECK(strstr(folio_last_error(), "at byte ") != NULL);
-        if (w->rig.store != NULL) CHECK(stats_of(&w->rig).errors > 0);
+        if (w->rig.store != NULL) CHECK(srig_stats(&w->rig).errors > 0);
     }
     return !failed;
 }
@@ -145,8 +139,8 @@ static bool walk_writes(srig_faults faults)
     bool reached = faults.fail_write <= faults.writes;
     srig_reopen(rig); /* on a disk that is well again */
     check_alive(&w, true);
-    CHECK(stats_of(rig).warnings <= (faults.in_part && faults.from_then_on));
-    CHECK_INT(stats_of(rig).errors, 0);
+    CHECK(srig_stats(rig).warnings <= (faults.in_part && faults.from_then_on));
+    CHECK_INT(srig_stats(rig).errors, 0);
     for (uint64_t n = 0; n < 4; n++) CHECK_OK(srig_put(rig->store, 60 + n, 0, SEQUENCE, n));
     for (uint64_t n = 0; n < 4; n++) CHECK_INT(srig_get(rig->store, 60 + n, 0, SEQUENCE, n), 1);
     srig_end(rig);
@@ -169,33 +163,31 @@ TEST(store_faults, a_disk_that_is_full_at_any_write)
 }
 
 /* The old version of a sequence stays until the new one is whole. */
-TEST(store_faults, a_failed_put_leaves_the_old_sequence)
+NEW_STORE_TEST(store_faults, a_failed_put_leaves_the_old_sequence, 2)
 {
     for (int64_t n = 1; n <= 3; n++) {
-        store_rig rig;
-        srig_init(&rig, 2);
+        unlink(rig->path);
         srig_faults faults = {.write_errno = ENOSPC};
-        REQUIRE_TEST(open_faulty(&rig, &faults) == FOLIO_OK);
-        CHECK_OK(srig_put(rig.store, 1, 0, SEQUENCE, 1));
+        REQUIRE_TEST(open_faulty(rig, &faults) == FOLIO_OK);
+        CHECK_OK(srig_put(rig->store, 1, 0, SEQUENCE, 1));
         faults.fail_write = faults.writes + n;
-        REFUSED(srig_put(rig.store, 1, 0, SEQUENCE, 2), FOLIO_ERR_IO, "No space left");
-        CHECK_INT(srig_get(rig.store, 1, 0, SEQUENCE, 1), 1);
-        CHECK_INT(stats_of(&rig).errors, 1);
-        CHECK_INT(folioi_store_available(rig.store), 1);
-        CHECK_OK(srig_put(rig.store, 1, 0, SEQUENCE, 3));
-        CHECK_INT(srig_get(rig.store, 1, 0, SEQUENCE, 3), 1);
-        srig_end(&rig);
+        REFUSED(srig_put(rig->store, 1, 0, SEQUENCE, 2), FOLIO_ERR_IO, "No space left");
+        CHECK_INT(srig_get(rig->store, 1, 0, SEQUENCE, 1), 1);
+        CHECK_INT(srig_stats(rig).errors, 1);
+        CHECK_INT(folioi_store_available(rig->store), 1);
+        CHECK_OK(srig_put(rig->store, 1, 0, SEQUENCE, 3));
+        CHECK_INT(srig_get(rig->store, 1, 0, SEQUENCE, 3), 1);
+        srig_close(rig);
     }
 }
 
 /* Killed, or refused by the disk, between the new block of a name and the wiping of the old one. */
-TEST(store_faults, of_two_frames_of_one_name_the_later_is_found)
+NEW_STORE_TEST(store_faults, of_two_frames_of_one_name_the_later_is_found, 3)
 {
     for (int order = 0; order < 2; order++) {
-        store_rig rig;
-        srig_init(&rig, 3);
+        unlink(rig->path);
         srig_faults faults = {.write_errno = EIO};
-        REQUIRE_TEST(open_faulty(&rig, &faults) == FOLIO_OK);
+        REQUIRE_TEST(open_faulty(rig, &faults) == FOLIO_OK);
         srig_block first, second;
         unsigned char got[SRIG_MAX_PAYLOAD];
         bool found;
@@ -203,119 +195,111 @@ TEST(store_faults, of_two_frames_of_one_name_the_later_is_found)
         srig_block_make(&second, 1, 0, CACHED, 1);
         second.id.salt++;
         /* The later one in the later frame, or in the earlier. */
-        if (order == 1) CHECK_OK(srig_put(rig.store, 2, 0, CACHED, 0));
-        CHECK_OK(folioi_store_put(rig.store, &first.id, first.payload, first.bytes));
-        if (order == 1) drop(rig.store, 2, 0, CACHED);
+        if (order == 1) CHECK_OK(srig_put(rig->store, 2, 0, CACHED, 0));
+        CHECK_OK(folioi_store_put(rig->store, &first.id, first.payload, first.bytes));
+        if (order == 1) drop(rig->store, 2, 0, CACHED);
         faults.fail_write = faults.writes + 4;
-        CHECK_OK(folioi_store_put(rig.store, &second.id, second.payload, second.bytes));
-        CHECK_INT(stats_of(&rig).errors, 1);
-        CHECK_INT(folioi_store_available(rig.store), 3);
-        srig_reopen(&rig);
-        CHECK_INT(stats_of(&rig).used, 1);
-        CHECK_INT(folioi_store_available(rig.store), 3);
-        CHECK_OK(folioi_store_get(rig.store, &second.id, got, second.bytes, &found));
+        CHECK_OK(folioi_store_put(rig->store, &second.id, second.payload, second.bytes));
+        CHECK_INT(srig_stats(rig).errors, 1);
+        CHECK_INT(folioi_store_available(rig->store), 3);
+        srig_reopen(rig);
+        CHECK_INT(srig_stats(rig).used, 1);
+        CHECK_INT(folioi_store_available(rig->store), 3);
+        CHECK_OK(folioi_store_get(rig->store, &second.id, got, second.bytes, &found));
         CHECK(found && memcmp(got, second.payload, (size_t)second.bytes) == 0);
-        folioi_store_drop(rig.store, &second.id);
-        srig_reopen(&rig);
-        CHECK_INT(stats_of(&rig).used, 0); /* the first one does not rise again */
-        srig_end(&rig);
+        folioi_store_drop(rig->store, &second.id);
+        srig_reopen(rig);
+        CHECK_INT(srig_stats(rig).used, 0); /* the first one does not rise again */
+        srig_close(rig);
     }
 }
 
-TEST(store_faults, a_drop_that_cannot_be_written_is_counted)
+NEW_STORE_TEST(store_faults, a_drop_that_cannot_be_written_is_counted, 3)
 {
-    store_rig rig;
-    srig_init(&rig, 3);
     srig_faults faults = {.write_errno = EIO};
-    REQUIRE_TEST(open_faulty(&rig, &faults) == FOLIO_OK);
+    REQUIRE_TEST(open_faulty(rig, &faults) == FOLIO_OK);
     CHECK_OK(PUT(1));
-    CHECK_OK(srig_put(rig.store, 1, 0, SEQUENCE, 0));
+    CHECK_OK(srig_put(rig->store, 1, 0, SEQUENCE, 0));
     faults.fail_write = faults.writes + 1;
-    drop(rig.store, 1, 0, SEQUENCE); /* writes nothing */
-    CHECK_INT(stats_of(&rig).errors, 0);
-    drop(rig.store, 1, 0, CACHED);
-    CHECK_INT(stats_of(&rig).errors, 1);
+    drop(rig->store, 1, 0, SEQUENCE); /* writes nothing */
+    CHECK_INT(srig_stats(rig).errors, 0);
+    drop(rig->store, 1, 0, CACHED);
+    CHECK_INT(srig_stats(rig).errors, 1);
     CHECK_INT(GET(1), 0);
-    CHECK_INT(folioi_store_available(rig.store), 3);
-    srig_end(&rig);
+    CHECK_INT(folioi_store_available(rig->store), 3);
 }
 
 /* What cannot be forgotten on disk is forgotten in memory; the close tries the disk again. */
-TEST(store_faults, a_forget_that_cannot_be_written)
+NEW_STORE_TEST(store_faults, a_forget_that_cannot_be_written, 6)
 {
     for (int mode = 0; mode < 4; mode++) {
         bool in_part = mode / 2 == 1, for_good = mode % 2 == 1;
-        store_rig rig;
-        srig_init(&rig, 6);
+        unlink(rig->path);
         srig_faults faults = {.write_errno = EIO, .in_part = in_part, .from_then_on = for_good};
-        REQUIRE_TEST(open_faulty(&rig, &faults) == FOLIO_OK);
+        REQUIRE_TEST(open_faulty(rig, &faults) == FOLIO_OK);
         for (uint64_t n = 0; n < 3; n++) CHECK_OK(PUT(n));
         faults.fail_write = faults.writes + 1;
-        REFUSED(folioi_store_forget(rig.store), FOLIO_ERR_IO, "at byte 4080|Input/output");
-        CHECK_INT(stats_of(&rig).used, 0);
+        REFUSED(folioi_store_forget(rig->store), FOLIO_ERR_IO, "at byte 4080|Input/output");
+        CHECK_INT(srig_stats(rig).used, 0);
         for (uint64_t n = 0; n < 3; n++) CHECK_INT(GET(n), 0);
         if (!for_good) CHECK_OK(PUT(9));
-        srig_reopen(&rig);
+        srig_reopen(rig);
         /* Written in part, the epoch is no epoch: all is forgotten then, too. */
-        CHECK_INT(stats_of(&rig).warnings, in_part && for_good);
+        CHECK_INT(srig_stats(rig).warnings, in_part && for_good);
         CHECK_INT(GET(0), !in_part && for_good);
         CHECK_INT(GET(9), !for_good);
         CHECK_OK(PUT(5));
-        srig_reopen(&rig);
-        CHECK_INT(stats_of(&rig).warnings, 0);
+        srig_reopen(rig);
+        CHECK_INT(srig_stats(rig).warnings, 0);
         CHECK_INT(GET(5), 1);
-        srig_end(&rig);
+        srig_close(rig);
     }
 }
 
 /* -------------------------------------------------------------------------------- failing reads */
 
 /* The n-th read fails, or ends early: while the file is opened, or while frames are read. */
-TEST(store_faults, a_disk_that_cannot_be_read_at_any_read)
+NEW_STORE_TEST(store_faults, a_disk_that_cannot_be_read_at_any_read, 6)
 {
     enum { COUNT = 4 };
-    store_rig rig;
-    srig_init(&rig, 6);
     for (int mode = 0; mode < 2; mode++) {
         for (int64_t n = 1; n <= 1 + COUNT + 2 * COUNT; n++) {
-            make_file(&rig, COUNT);
+            make_file(rig, COUNT);
             srig_faults faults = {.fail_read = n, .read_errno = mode == 0 ? EIO : 0};
-            folio_status status = open_faulty(&rig, &faults);
+            folio_status status = open_faulty(rig, &faults);
             int lost = 0, expected = n == 1 ? COUNT : 1;
             if (n == 1) {
                 CHECK_INT(status, FOLIO_ERR_IO);
                 CHECK(strstr(folio_last_error(), mode == 0 ? "Input/output" : "ended at byte 0"));
             } else {
                 REQUIRE_TEST(status == FOLIO_OK);
-                CHECK_INT(stats_of(&rig).used, n <= 1 + COUNT ? COUNT - 1 : COUNT);
+                CHECK_INT(srig_stats(rig).used, n <= 1 + COUNT ? COUNT - 1 : COUNT);
                 for (uint64_t i = 0; i < COUNT; i++) {
                     int got = GET(i);
                     CHECK(got >= 0);
                     lost += got == 0;
                 }
                 CHECK_INT(lost, expected);
-                CHECK_INT(stats_of(&rig).used, COUNT - 1);
-                CHECK_INT(stats_of(&rig).errors, mode == 0);
+                CHECK_INT(srig_stats(rig).used, COUNT - 1);
+                CHECK_INT(srig_stats(rig).errors, mode == 0);
                 /* A frame whose head is not there at all is as one that was never written. */
-                CHECK_INT(stats_of(&rig).warnings, mode == 1 && n > 1 + COUNT);
-                CHECK_INT(folioi_store_available(rig.store), 6);
+                CHECK_INT(srig_stats(rig).warnings, mode == 1 && n > 1 + COUNT);
+                CHECK_INT(folioi_store_available(rig->store), 6);
             }
-            srig_close(&rig);
-            CHECK_OK(srig_open(&rig)); /* on a disk that is well again */
-            CHECK_INT(stats_of(&rig).used, n <= 1 + COUNT ? COUNT : COUNT - 1); /* dropped: wiped */
-            srig_close(&rig);
+            srig_close(rig);
+            CHECK_OK(srig_open(rig)); /* on a disk that is well again */
+            CHECK_INT(srig_stats(rig).used,
+                      n <= 1 + COUNT ? COUNT : COUNT - 1); /* dropped: wiped */
+            srig_close(rig);
         }
     }
-    srig_end(&rig);
 }
 
-TEST(store_faults, an_open_the_system_refuses)
+NEW_STORE_TEST(store_faults, an_open_the_system_refuses, 4)
 {
-    store_rig rig;
-    srig_init(&rig, 4);
-    make_file(&rig, 2);
+    make_file(rig, 2);
     int64_t size, after_size;
-    unsigned char *before = srig_read_file(rig.path, &size);
+    unsigned char *before = srig_read_file(rig->path, &size);
     for (int part = 0; part < 5; part++) {
         srig_faults faults = {.open_errno = part == 0 ? EACCES : 0,
                               .lock_errno = part == 1   ? ENOLCK
@@ -327,48 +311,45 @@ TEST(store_faults, an_open_the_system_refuses)
         static const char *const words[] = {
             "could not be opened: Permission denied", "could not be locked: No locks available",
             "is in use", "is unknown: Input/output", "could not be read: Input/output"};
-        rig.store = NOWHERE;
-        REFUSED(open_faulty(&rig, &faults), part == 2 ? FOLIO_ERR_ARGUMENT : FOLIO_ERR_IO,
+        rig->store = NOWHERE;
+        REFUSED(open_faulty(rig, &faults), part == 2 ? FOLIO_ERR_ARGUMENT : FOLIO_ERR_IO,
                 words[part]);
-        CHECK(rig.store == NULL);
+        CHECK(rig->store == NULL);
         CHECK_INT(faults.writes, 0);
-        CHECK_INT(rig.counter.live, 0);
+        CHECK_INT(rig->counter.live, 0);
     }
-    unsigned char *after = srig_read_file(rig.path, &after_size);
+    unsigned char *after = srig_read_file(rig->path, &after_size);
     CHECK(size == after_size && memcmp(before, after, (size_t)size) == 0);
     free(before);
     free(after);
-    CHECK_OK(srig_open(&rig)); /* no lock was left */
-    CHECK_INT(stats_of(&rig).used, 2);
-    srig_end(&rig);
+    CHECK_OK(srig_open(rig)); /* no lock was left */
+    CHECK_INT(srig_stats(rig).used, 2);
 }
 
 /* ------------------------------------------------------------------------- memory that runs out */
 
-TEST(store_faults, memory_that_runs_out_at_any_call)
+NEW_STORE_TEST(store_faults, memory_that_runs_out_at_any_call, 3)
 {
-    store_rig rig;
-    srig_init(&rig, 3);
     int64_t refusals = 0;
     for (int64_t n = 1; n < 20; n++) {
-        unlink(rig.path);
-        rig.counter.calls = 0;
-        rig.counter.fail_at = n;
-        folio_status status = srig_open(&rig);
+        unlink(rig->path);
+        rig->counter.calls = 0;
+        rig->counter.fail_at = n;
+        folio_status status = srig_open(rig);
         if (status != FOLIO_OK) {
             refusals++;
             CHECK_INT(status, FOLIO_ERR_MEMORY);
-            CHECK(rig.store == NULL && strstr(folio_last_error(), "no memory for") != NULL);
-            CHECK_INT(rig.counter.live, 0);
-            CHECK_OK(srig_open(&rig)); /* no lock was left */
+            CHECK(rig->store == NULL && strstr(folio_last_error(), "no memory for") != NULL);
+            CHECK_INT(rig->counter.live, 0);
+            CHECK_OK(srig_open(rig)); /* no lock was left */
         }
         for (uint64_t i = 0; i < 4; i++) {
             status = PUT(i);
             if (status == FOLIO_OK) continue;
             refusals++;
             CHECK_INT(status, FOLIO_ERR_MEMORY);
-            CHECK_INT(stats_of(&rig).used, i < 3 ? i : 3); /* nothing made room for it */
-            CHECK_INT(stats_of(&rig).evictions, 0);
+            CHECK_INT(srig_stats(rig).used, i < 3 ? i : 3); /* nothing made room for it */
+            CHECK_INT(srig_stats(rig).evictions, 0);
             CHECK_OK(PUT(i));
         }
         for (uint64_t i = 1; i < 4; i++) {
@@ -376,7 +357,7 @@ TEST(store_faults, memory_that_runs_out_at_any_call)
             unsigned char got[SRIG_MAX_PAYLOAD];
             bool found = true;
             srig_block_make(&b, i, 0, CACHED, 0);
-            status = folioi_store_get(rig.store, &b.id, got, b.bytes, &found);
+            status = folioi_store_get(rig->store, &b.id, got, b.bytes, &found);
             if (status == FOLIO_OK) {
                 CHECK(found);
                 continue;
@@ -386,12 +367,11 @@ TEST(store_faults, memory_that_runs_out_at_any_call)
             CHECK(!found);
             CHECK_INT(GET(i), 1);
         }
-        CHECK_INT(folioi_store_available(rig.store), 3);
-        CHECK_INT(stats_of(&rig).warnings + stats_of(&rig).errors, 0);
-        srig_close(&rig);
+        CHECK_INT(folioi_store_available(rig->store), 3);
+        CHECK_INT(srig_stats(rig).warnings + srig_stats(rig).errors, 0);
+        srig_close(rig);
     }
     CHECK_INT(refusals, 6 + 4 + 3); /* store, two each for frames and index, head; a head each */
-    srig_end(&rig);
 }
 
 /* --------------------------------------------------------------------------------- flipped bits */
@@ -414,151 +394,136 @@ static void flip(const char *path, int64_t at, int bit)
 }
 
 /* Any bit of a head, flipped before the open: only that frame is no frame. */
-TEST(store_faults, a_flipped_bit_in_a_head_is_found_by_the_open)
+NEW_STORE_TEST(store_faults, a_flipped_bit_in_a_head_is_found_by_the_open, 4)
 {
-    store_rig rig;
-    srig_init(&rig, 4);
-    make_file(&rig, 3);
+    make_file(rig, 3);
     for (int64_t at = 2 * FRAME; at < 2 * FRAME + HEAD; at++)
         for (int bit = 0; bit < 8; bit++) {
-            flip(rig.path, at, bit);
-            CHECK_OK(srig_open(&rig));
-            bool missed = stats_of(&rig).used == 2 && stats_of(&rig).warnings == 1 && GET(0) == 1 &&
-                          GET(1) == 0 && GET(2) == 1;
+            flip(rig->path, at, bit);
+            CHECK_OK(srig_open(rig));
+            bool missed = srig_stats(rig).used == 2 && srig_stats(rig).warnings == 1 &&
+                          GET(0) == 1 && GET(1) == 0 && GET(2) == 1;
             CHECK_MSG(missed, "byte %d, bit %d", (int)at, bit);
-            srig_close(&rig);
-            flip(rig.path, at, bit);
+            srig_close(rig);
+            flip(rig->path, at, bit);
         }
-    CHECK_OK(srig_open(&rig));
+    CHECK_OK(srig_open(rig));
     CHECK_INT(GET(1), 1);
-    srig_end(&rig);
 }
 
 /* Flipped while the store is open, or in the payload: found by get, dropped, and gone for good. */
-TEST(store_faults, a_flipped_bit_is_found_by_the_get)
+NEW_STORE_TEST(store_faults, a_flipped_bit_is_found_by_the_get, 4)
 {
-    store_rig rig;
-    srig_init(&rig, 4);
-    make_file(&rig, 3);
+    make_file(rig, 3);
     for (int64_t at = 0; at < HEAD + 700; at += at < HEAD ? 1 : 13)
         for (int closed = at >= HEAD ? 0 : 1; closed < 2; closed++) {
             int64_t place = 2 * FRAME + at;
             int bit = (int)(at % 8);
-            if (closed == 0) flip(rig.path, place, bit);
-            CHECK_OK(srig_open(&rig));
-            if (closed == 1) flip(rig.path, place, bit);
-            CHECK_INT(stats_of(&rig).used, 3);
+            if (closed == 0) flip(rig->path, place, bit);
+            CHECK_OK(srig_open(rig));
+            if (closed == 1) flip(rig->path, place, bit);
+            CHECK_INT(srig_stats(rig).used, 3);
             CHECK_INT(GET(1), 0);
-            folioi_store_stats stats = stats_of(&rig);
+            folioi_store_stats stats = srig_stats(rig);
             CHECK_MSG(stats.warnings == 1 && stats.errors == 0 && stats.used == 2, "byte %d",
                       (int)at);
-            CHECK_INT(folioi_store_available(rig.store), 4);
+            CHECK_INT(folioi_store_available(rig->store), 4);
             CHECK_INT(GET(1), 0);
-            CHECK_INT(stats_of(&rig).warnings, 1);
-            srig_reopen(&rig);
-            CHECK_INT(stats_of(&rig).warnings, 0);
+            CHECK_INT(srig_stats(rig).warnings, 1);
+            srig_reopen(rig);
+            CHECK_INT(srig_stats(rig).warnings, 0);
             CHECK_INT(GET(1), 0);
             CHECK(GET(0) == 1 && GET(2) == 1);
             CHECK_OK(PUT(1)); /* in its place again */
             CHECK_INT(GET(1), 1);
-            srig_close(&rig);
+            srig_close(rig);
         }
-    srig_end(&rig);
 }
 
 /* Any bit of the superblock: refused and not written to, or of no meaning, or all is forgotten. */
-TEST(store_faults, a_flipped_bit_in_the_superblock)
+NEW_STORE_TEST(store_faults, a_flipped_bit_in_the_superblock, 4)
 {
-    store_rig rig;
-    srig_init(&rig, 4);
-    make_file(&rig, 2);
+    make_file(rig, 2);
     int64_t size, after_size;
-    unsigned char *whole = srig_read_file(rig.path, &size);
+    unsigned char *whole = srig_read_file(rig->path, &size);
     for (int64_t at = 0; at < 4096; at += at < 2112 || at >= 4080 ? 1 : 48) { /* 2112 + 41 * 48 */
-        srig_write_file(rig.path, whole, size);
-        flip(rig.path, at, (int)(at % 8));
-        unsigned char *before = srig_read_file(rig.path, &after_size);
-        folio_status status = srig_open(&rig);
+        srig_write_file(rig->path, whole, size);
+        flip(rig->path, at, (int)(at % 8));
+        unsigned char *before = srig_read_file(rig->path, &after_size);
+        folio_status status = srig_open(rig);
         if (at < 2112) {
-            CHECK_MSG(status == FOLIO_ERR_ARGUMENT && rig.store == NULL, "byte %d", (int)at);
+            CHECK_MSG(status == FOLIO_ERR_ARGUMENT && rig->store == NULL, "byte %d", (int)at);
             CHECK(strstr(folio_last_error(), at < 8    ? "not a store"
                                              : at < 12 ? "format version"
                                                        : "is damaged") != NULL);
-            unsigned char *after = srig_read_file(rig.path, &after_size);
+            unsigned char *after = srig_read_file(rig->path, &after_size);
             CHECK(after_size == size && memcmp(before, after, (size_t)size) == 0);
             free(after);
         } else {
             bool epoch = at >= 4080;
             REQUIRE_TEST(status == FOLIO_OK);
-            CHECK_INT(stats_of(&rig).warnings, epoch);
-            CHECK_INT(stats_of(&rig).used, epoch ? 0 : 2);
+            CHECK_INT(srig_stats(rig).warnings, epoch);
+            CHECK_INT(srig_stats(rig).used, epoch ? 0 : 2);
             CHECK_OK(PUT(3));
-            unsigned char *killed = srig_read_file(rig.path, &after_size);
-            srig_close(&rig);
-            srig_write_file(rig.path, killed, after_size); /* as without the close */
+            unsigned char *killed = srig_read_file(rig->path, &after_size);
+            srig_close(rig);
+            srig_write_file(rig->path, killed, after_size); /* as without the close */
             free(killed);
-            CHECK_OK(srig_open(&rig));
-            CHECK_INT(stats_of(&rig).warnings, 0);
-            CHECK_INT(stats_of(&rig).used, epoch ? 1 : 3);
+            CHECK_OK(srig_open(rig));
+            CHECK_INT(srig_stats(rig).warnings, 0);
+            CHECK_INT(srig_stats(rig).used, epoch ? 1 : 3);
             CHECK_INT(GET(3), 1);
         }
         free(before);
-        srig_close(&rig);
+        srig_close(rig);
     }
     free(whole);
-    srig_end(&rig);
 }
 
 /* A frame written to another one's place, or taken from another file, does not verify. */
-TEST(store_faults, a_frame_in_a_wrong_place_is_no_frame)
+NEW_STORE_TEST(store_faults, a_frame_in_a_wrong_place_is_no_frame, 4)
 {
-    store_rig rig;
-    srig_init(&rig, 4);
-    make_file(&rig, 3);
+    make_file(rig, 3);
     int64_t size, other_size;
-    unsigned char *other = srig_read_file(rig.path, &other_size);
-    write_at(rig.path, other + FRAME, FRAME, 3 * FRAME);
-    CHECK_OK(srig_open(&rig));
-    CHECK_INT(stats_of(&rig).warnings, 1);
+    unsigned char *other = srig_read_file(rig->path, &other_size);
+    write_at(rig->path, other + FRAME, FRAME, 3 * FRAME);
+    CHECK_OK(srig_open(rig));
+    CHECK_INT(srig_stats(rig).warnings, 1);
     CHECK(GET(0) == 1 && GET(1) == 1 && GET(2) == 0);
-    srig_close(&rig);
-    make_file(&rig, 3); /* with a hash key and an epoch of its own */
-    write_at(rig.path, other + 2 * FRAME, FRAME, 2 * FRAME);
-    CHECK_OK(srig_open(&rig));
-    CHECK_INT(stats_of(&rig).warnings, 1);
+    srig_close(rig);
+    make_file(rig, 3); /* with a hash key and an epoch of its own */
+    write_at(rig->path, other + 2 * FRAME, FRAME, 2 * FRAME);
+    CHECK_OK(srig_open(rig));
+    CHECK_INT(srig_stats(rig).warnings, 1);
     CHECK(GET(0) == 1 && GET(1) == 0 && GET(2) == 1);
     free(other);
-    unsigned char *mine = srig_read_file(rig.path, &size);
-    write_at(rig.path, mine + FRAME, FRAME, 3 * FRAME); /* while it is open */
+    unsigned char *mine = srig_read_file(rig->path, &size);
+    write_at(rig->path, mine + FRAME, FRAME, 3 * FRAME); /* while it is open */
     CHECK_INT(GET(2), 0);
-    CHECK_INT(stats_of(&rig).warnings, 2);
+    CHECK_INT(srig_stats(rig).warnings, 2);
     free(mine);
-    srig_end(&rig);
 }
 
 /* A write that never reached the disk: what was there before is whole, but is not it. */
-TEST(store_faults, an_older_frame_in_the_place_of_a_newer_is_no_hit)
+NEW_STORE_TEST(store_faults, an_older_frame_in_the_place_of_a_newer_is_no_hit, 2)
 {
-    store_rig rig;
-    srig_init(&rig, 2);
     for (int kind = CACHED; kind <= SEQUENCE; kind++) {
-        unlink(rig.path);
-        CHECK_OK(srig_open(&rig));
+        unlink(rig->path);
+        CHECK_OK(srig_open(rig));
         for (uint64_t v = 1; v < 3; v++)
-            CHECK_OK(srig_put(rig.store, kind == CACHED ? v : 1, 0, (folioi_frame_kind)kind, v));
+            CHECK_OK(srig_put(rig->store, kind == CACHED ? v : 1, 0, (folioi_frame_kind)kind, v));
         int64_t size;
-        unsigned char *before = srig_read_file(rig.path, &size);
+        unsigned char *before = srig_read_file(rig->path, &size);
         uint64_t last = kind == CACHED ? 3 : 1;
         CHECK_OK(
-            srig_put(rig.store, last, 0, (folioi_frame_kind)kind, 3)); /* where the first was */
-        write_at(rig.path, before + FRAME, FRAME, FRAME);
-        CHECK_INT(srig_get(rig.store, last, 0, (folioi_frame_kind)kind, 3), 0);
-        CHECK_INT(stats_of(&rig).warnings, 1);
-        CHECK(!srig_has(rig.store, last, 0, (folioi_frame_kind)kind));
+            srig_put(rig->store, last, 0, (folioi_frame_kind)kind, 3)); /* where the first was */
+        write_at(rig->path, before + FRAME, FRAME, FRAME);
+        CHECK_INT(srig_get(rig->store, last, 0, (folioi_frame_kind)kind, 3), 0);
+        CHECK_INT(srig_stats(rig).warnings, 1);
+        CHECK(!srig_has(rig->store, last, 0, (folioi_frame_kind)kind));
         free(before);
-        srig_close(&rig);
+        srig_close(rig);
     }
-    srig_end(&rig);
 }
 
 static void set32(unsigned char *at, uint32_t x)
@@ -567,15 +532,13 @@ static void set32(unsigned char *at, uint32_t x)
 }
 
 /* Heads with a right checksum that no store of this geometry writes. */
-TEST(store_faults, a_head_that_verifies_must_make_sense)
+NEW_STORE_TEST(store_faults, a_head_that_verifies_must_make_sense, 4)
 {
     const uint64_t key = 99;
-    store_rig rig;
-    srig_init(&rig, 4);
-    rig.desc.hash_key = key;
-    make_file(&rig, 2);
+    rig->desc.hash_key = key;
+    make_file(rig, 2);
     int64_t size;
-    unsigned char *whole = srig_read_file(rig.path, &size), *f = whole + FRAME;
+    unsigned char *whole = srig_read_file(rig->path, &size), *f = whole + FRAME;
     static const struct {
         int64_t at;
         uint32_t value;
@@ -598,15 +561,14 @@ TEST(store_faults, a_head_that_verifies_must_make_sense)
         uint64_t sum = XXH3_64bits_withSeed(f + 192, ids_bytes, seed);
         set32(f + 184, (uint32_t)sum);
         set32(f + 188, (uint32_t)(sum >> 32));
-        srig_write_file(rig.path, whole, size);
-        CHECK_OK(srig_open(&rig));
-        CHECK_MSG(stats_of(&rig).warnings == (i >= 0) && GET(0) == (i < 0) && GET(1) == 1,
+        srig_write_file(rig->path, whole, size);
+        CHECK_OK(srig_open(rig));
+        CHECK_MSG(srig_stats(rig).warnings == (i >= 0) && GET(0) == (i < 0) && GET(1) == 1,
                   "change %d", i);
-        srig_close(&rig);
+        srig_close(rig);
         memcpy(f, was, sizeof was);
     }
     free(whole);
-    srig_end(&rig);
 }
 
 /* --------------------------------------------------------------------------- shorter and longer */
@@ -616,7 +578,7 @@ static void check_cut(store_rig *rig, int64_t cut, int64_t size)
     enum { COUNT = 4 };
     CHECK_OK(srig_open(rig));
     if (rig->store == NULL) return;
-    folioi_store_stats stats = stats_of(rig);
+    folioi_store_stats stats = srig_stats(rig);
     int64_t whole = 0, torn = 0;
     for (int64_t i = 1; i <= COUNT && cut >= FRAME; i++) { /* a shorter file is made anew */
         int64_t end = i * FRAME + HEAD + 700;
@@ -630,22 +592,20 @@ static void check_cut(store_rig *rig, int64_t cut, int64_t size)
         CHECK_INT(srig_get(rig->store, (uint64_t)i, 0, CACHED, 0), i < whole);
     for (uint64_t n = 0; n < COUNT; n++) CHECK_OK(srig_put(rig->store, n, 0, CACHED, 0));
     srig_reopen(rig);
-    CHECK_INT(stats_of(rig).warnings, 0);
+    CHECK_INT(srig_stats(rig).warnings, 0);
     for (uint64_t n = 0; n < COUNT; n++) CHECK_INT(srig_get(rig->store, n, 0, CACHED, 0), 1);
     srig_close(rig);
 }
 
-TEST(store_faults, a_file_cut_off_anywhere)
+NEW_STORE_TEST(store_faults, a_file_cut_off_anywhere, 6)
 {
-    store_rig rig;
-    srig_init(&rig, 6);
-    make_file(&rig, 4);
+    make_file(rig, 4);
     int64_t size;
-    unsigned char *bytes = srig_read_file(rig.path, &size);
+    unsigned char *bytes = srig_read_file(rig->path, &size);
     CHECK_INT(size, 4 * FRAME + HEAD + 700);
     for (int64_t cut = 0; cut < size; cut += 512) {
-        srig_write_file(rig.path, bytes, cut);
-        check_cut(&rig, cut, size);
+        srig_write_file(rig->path, bytes, cut);
+        check_cut(rig, cut, size);
     }
     for (int64_t frame = 0; frame <= 4; frame++) {
         const int64_t odd[] = {1,        7,    8,        191,        192,        193,
@@ -653,66 +613,59 @@ TEST(store_faults, a_file_cut_off_anywhere)
         for (int i = 0; i < COUNT_OF(odd); i++) {
             int64_t cut = frame * FRAME + odd[i];
             if (cut > size) continue;
-            srig_write_file(rig.path, bytes, cut);
-            check_cut(&rig, cut, size);
+            srig_write_file(rig->path, bytes, cut);
+            check_cut(rig, cut, size);
         }
     }
     free(bytes);
-    srig_end(&rig);
 }
 
 /* Cut off while it is open. */
-TEST(store_faults, a_file_cut_off_under_an_open_store)
+NEW_STORE_TEST(store_faults, a_file_cut_off_under_an_open_store, 6)
 {
-    store_rig rig;
-    srig_init(&rig, 6);
     const int64_t cuts[] = {0, 2 * FRAME, 2 * FRAME + 100, 2 * FRAME + 220, 2 * FRAME + HEAD + 300};
     for (int i = 0; i < COUNT_OF(cuts); i++) {
-        make_file(&rig, 2);
-        CHECK_OK(srig_open(&rig));
-        CHECK(truncate(rig.path, (off_t)cuts[i]) == 0);
+        make_file(rig, 2);
+        CHECK_OK(srig_open(rig));
+        CHECK(truncate(rig->path, (off_t)cuts[i]) == 0);
         CHECK_INT(GET(0), cuts[i] > FRAME);
         srig_block b; /* with the right bytes in the buffer already */
         bool found = true;
         srig_block_make(&b, 1, 0, CACHED, 0);
-        CHECK_OK(folioi_store_get(rig.store, &b.id, b.payload, b.bytes, &found));
+        CHECK_OK(folioi_store_get(rig->store, &b.id, b.payload, b.bytes, &found));
         CHECK(!found);
-        CHECK_INT(stats_of(&rig).warnings, cuts[i] > FRAME ? 1 : 2);
-        CHECK_INT(stats_of(&rig).errors, 0);
+        CHECK_INT(srig_stats(rig).warnings, cuts[i] > FRAME ? 1 : 2);
+        CHECK_INT(srig_stats(rig).errors, 0);
         CHECK_OK(PUT(1));
         CHECK_INT(GET(1), 1);
-        srig_close(&rig);
+        srig_close(rig);
     }
-    srig_end(&rig);
 }
 
-TEST(store_faults, a_file_with_something_added)
+NEW_STORE_TEST(store_faults, a_file_with_something_added, 8)
 {
     enum { MORE = 5 * FRAME };
-    store_rig rig;
-    srig_init(&rig, 8);
-    make_file(&rig, 3);
+    make_file(rig, 3);
     int64_t size;
-    unsigned char *bytes = srig_read_file(rig.path, &size);
+    unsigned char *bytes = srig_read_file(rig->path, &size);
     bytes = realloc(bytes, (size_t)size + MORE);
     const int64_t more[] = {1, 3000, 3141, FRAME, 3 * FRAME, MORE};
     for (int zero = 0; zero < 2; zero++) {
         for (int64_t i = 0; i < MORE; i++)
             bytes[size + i] = zero ? 0 : (unsigned char)support_bits(6, (uint64_t)i);
         for (int i = 0; i < COUNT_OF(more); i++) {
-            srig_write_file(rig.path, bytes, size + more[i]);
-            CHECK_OK(srig_open(&rig));
+            srig_write_file(rig->path, bytes, size + more[i]);
+            CHECK_OK(srig_open(rig));
             int64_t frames = (size + more[i] + FRAME - 1) / FRAME - 1;
-            CHECK_INT(stats_of(&rig).warnings, zero ? 0 : frames - 3);
-            CHECK_INT(stats_of(&rig).used, 3);
+            CHECK_INT(srig_stats(rig).warnings, zero ? 0 : frames - 3);
+            CHECK_INT(srig_stats(rig).used, 3);
             for (uint64_t n = 0; n < 8; n++) CHECK_OK(PUT(n));
-            CHECK_INT(stats_of(&rig).evictions, 0);
-            srig_reopen(&rig);
-            CHECK_INT(stats_of(&rig).warnings, 0);
+            CHECK_INT(srig_stats(rig).evictions, 0);
+            srig_reopen(rig);
+            CHECK_INT(srig_stats(rig).warnings, 0);
             for (uint64_t n = 0; n < 8; n++) CHECK_INT(GET(n), 1);
-            srig_close(&rig);
+            srig_close(rig);
         }
     }
     free(bytes);
-    srig_end(&rig);
 }

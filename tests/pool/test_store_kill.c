@@ -11,11 +11,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define CACHED FOLIOI_FRAME_CACHED
-#define SEQUENCE FOLIOI_FRAME_SEQUENCE
-
-static folioi_store_stats stats_of(store_rig *rig) { return folioi_store_get_stats(rig->store); }
-
 #define KILL_FRAMES 16
 #define KILL_PAYLOAD (96 * 1024) /* more than one page: most kills come while one is written */
 
@@ -106,8 +101,8 @@ static void kill_loop(uint64_t seed, int rounds)
         total += last + 1 - first;
         CHECK_OK(srig_open(&rig));
         if (rig.store == NULL) break;
-        CHECK_INT(stats_of(&rig).num_frames, KILL_FRAMES);
-        CHECK_INT(stats_of(&rig).warnings, 0);
+        CHECK_INT(srig_stats(&rig).num_frames, KILL_FRAMES);
+        CHECK_INT(srig_stats(&rig).warnings, 0);
         uint64_t candidates[KILL_FRAMES * 3 + 1];
         int count = 0, num_found = 0;
         for (int i = 0; i < num_known; i++) candidates[count++] = known[i];
@@ -131,8 +126,8 @@ static void kill_loop(uint64_t seed, int rounds)
             }
         }
         num_known = num_found;
-        CHECK_INT(stats_of(&rig).used, num_found); /* and nothing that nobody put */
-        CHECK_INT(stats_of(&rig).warnings + stats_of(&rig).errors, 0);
+        CHECK_INT(srig_stats(&rig).used, num_found); /* and nothing that nobody put */
+        CHECK_INT(srig_stats(&rig).warnings + srig_stats(&rig).errors, 0);
         srig_close(&rig);
     }
     CHECK(total > (uint64_t)rounds); /* by the words that were waited for */

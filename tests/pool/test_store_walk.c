@@ -5,11 +5,6 @@
  */
 #include "pool/store_rig.h"
 
-#define CACHED FOLIOI_FRAME_CACHED
-#define SEQUENCE FOLIOI_FRAME_SEQUENCE
-
-static folioi_store_stats stats_of(store_rig *rig) { return folioi_store_get_stats(rig->store); }
-
 /* ------------------------------------------------------------------------ calls inside of calls */
 
 /* An open store of num_frames frames, and what happens in the middle of the next call. */
@@ -49,14 +44,14 @@ static void in_read(nested *t, int64_t n, void (*hook)(void *))
 static void nested_end(nested *t, int64_t used, int64_t sequences)
 {
     store_rig *rig = &t->rig;
-    folioi_store_stats stats = stats_of(rig);
+    folioi_store_stats stats = srig_stats(rig);
     CHECK_INT(t->faults.hook_read + t->faults.hook_write, 0); /* it was called */
     CHECK_INT(stats.used, used);
     CHECK_INT(stats.warnings + stats.errors, 0);
     CHECK_INT(folioi_store_available(rig->store), stats.num_frames - sequences);
     srig_reopen(rig);
-    CHECK_INT(stats_of(rig).used, used - sequences);
-    CHECK_INT(stats_of(rig).warnings, 0);
+    CHECK_INT(srig_stats(rig).used, used - sequences);
+    CHECK_INT(srig_stats(rig).warnings, 0);
     srig_end(rig);
 }
 
@@ -85,7 +80,7 @@ static void hook_no_1(void *user)
     CHECK_OK(srig_put(t->rig.store, 6, 0, SEQUENCE, 0));
     REFUSED(srig_put(t->rig.store, 7, 0, SEQUENCE, 0), FOLIO_ERR_FULL, "busy");
     REFUSED(put(t, 8), FOLIO_ERR_FULL, "busy");
-    t->counted = stats_of(&t->rig).evictions;
+    t->counted = srig_stats(&t->rig).evictions;
 }
 
 /* Block 1 is read; it is not replaced, can be read again, and dropped. */
@@ -135,7 +130,7 @@ TEST(store_walk, of_two_equal_puts_at_once_one_stays)
         in_write(&t, at, hook_put_1);
         CHECK_OK(put(&t, 1));
         CHECK_INT(get(&t, 1), 1);
-        CHECK_INT(stats_of(&t.rig).writes, 2);
+        CHECK_INT(srig_stats(&t.rig).writes, 2);
         drop(&t, 1);
         nested_end(&t, 0, 0); /* no second frame of it on disk */
     }
@@ -277,7 +272,7 @@ static void model_block(srig_block *b, uint64_t n, int32_t group, folioi_frame_k
 static bool model_step(store_rig *rig, model *m, uint64_t r)
 {
     uint64_t n = r % 10;
-    int32_t group = (int32_t)(r >> 8 & 1);
+    int32_t group = (int32_t)((r >> 8 & 255) % SRIG_GROUPS);
     folioi_frame_kind kind = (r >> 16) % 3 == 0 ? SEQUENCE : CACHED;
     uint64_t version = kind == SEQUENCE ? m->clock + 1 : (r >> 24) % 8 == 0;
     model_frame *f = model_find(m, n, group, kind);
@@ -329,7 +324,7 @@ static void model_walk(uint64_t seed, int64_t steps)
             CHECK_MSG(model_step(&rig, &m, r), "seed %llu, step %lld", (unsigned long long)seed,
                       (long long)step);
         }
-        folioi_store_stats stats = stats_of(&rig);
+        folioi_store_stats stats = srig_stats(&rig);
         CHECK_INT(stats.used, m.count);
         CHECK_INT(stats.evictions, m.evictions);
         CHECK_INT(stats.warnings + stats.errors, 0);

@@ -1,8 +1,8 @@
 /*
- * test_swap.c: K and V in host memory and on disk. Sequences leave and come back, cached blocks go
- * down and are found there; tiers that are full refuse; transfers in the background end in any
- * order. What comes back is judged by its contents, and by the rows computed from it. The store's
- * file is the matter of test_swap_store.c, what breaks of test_swap_faults.c.
+ * test_swap.c: K and V in host memory and on disk: what is moved and in which order, what is forgotten, transfers
+ * that end in any order, refusals and counts. That what comes back is right, of sequences, forks and cached blocks
+ * through tiers with room and without, is what test_generation.c and test_pool_fuzz.c say. The store's file is the
+ * matter of test_swap_store.c, what breaks of test_swap_faults.c.
  */
 #include "pool/generation_rig.h"
 
@@ -36,48 +36,6 @@ static void wait_and_forget(folio_transfer *t)
 
 /* ----------------------------------------------------------------------------------- sequences */
 
-/* Out and in at lengths around block boundaries; then it generates on as if it had stayed. */
-static void check_round_trip(const gen_geometry *g, folio_tier tier, bool async)
-{
-    static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, g, 48, 30, 40));
-    static const int64_t lens[] = {1, 3, 4, 5, 15, 16, 17, 31, 32, 33};
-    for (int i = 0; i < COUNT_OF(lens); i++) {
-        folio_sequence *s = gen_filled(&w, &w.r[0], lens[i]);
-        folio_transfer *t = NULL;
-        CHECK_OK(folio_sequence_swap_out(s, tier, NULL, async ? &t : NULL));
-        wait_and_forget(t);
-        gen_check_at(s, FOLIO_SEQUENCE_SWAPPED, tier, lens[i]);
-        CHECK_OK(folio_pool_check(w.p.pool));
-        CHECK_INT(gen_stats(&w.p).num_used, 0);
-        CHECK_OK(folio_pool_forget(w.p.pool)); /* or the blocks would still be cached */
-        CHECK_INT(gen_stats(&w.p).num_free, 48);
-        gen_poison_free(&w);
-        t = NULL;
-        CHECK_OK(folio_sequence_swap_in(s, NULL, async ? &t : NULL));
-        wait_and_forget(t);
-        gen_check_at(s, FOLIO_SEQUENCE_RESIDENT, FOLIO_TIER_DEVICE, lens[i]);
-        CHECK(gen_contents_right(&w.p, s, &w.r[0]));
-        CHECK_OK(gen_feed(&w.p, s, &w.r[0], 39));
-        CHECK_INT(gen_stats(&w.p).host_used, 0);
-        folio_sequence_destroy(s);
-        CHECK_OK(folio_pool_forget(w.p.pool));
-    }
-    gen_world_close(&w);
-}
-
-TEST(swap, sequences_go_to_host_and_back)
-{
-    for (int g = 0; g < COUNT_OF(geometries); g++)
-        check_round_trip(geometries[g], FOLIO_TIER_HOST, g % 2 == 1);
-}
-
-TEST(swap, sequences_go_to_disk_and_back)
-{
-    for (int g = 0; g < COUNT_OF(geometries); g++)
-        check_round_trip(geometries[g], FOLIO_TIER_DISK, g % 2 == 0);
-}
-
 /* Poison, 32 bytes of it side by side. */
 static bool file_is_poisoned(const char *path)
 {
@@ -110,159 +68,40 @@ TEST(swap, unused_slots_do_not_reach_the_file)
 }
 
 /* Of a windowed group only what the next token sees is moved. */
-TEST(swap, only_the_window_is_moved)
+GEN_TEST(swap, only_the_window_is_moved, windowed, 48, 40, 0)
 {
-    static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &windowed, 48, 40, 0));
-    folio_sequence *s = gen_filled(&w, &w.r[0], 36);
+    folio_sequence *s = gen_filled(w, &w->r[0], 36);
     CHECK_OK(folio_sequence_swap_out(s, FOLIO_TIER_HOST, NULL, NULL));
     /* All 9 blocks of group 0; of group 1, keys 28 .. 35: two blocks. */
-    CHECK_INT(gen_stats(&w.p).blocks_out, 11);
-    CHECK_INT(gen_stats(&w.p).host_used, 11);
+    CHECK_INT(gen_stats(&w->p).blocks_out, 11);
+    CHECK_INT(gen_stats(&w->p).host_used, 11);
     CHECK_OK(folio_sequence_swap_in(s, NULL, NULL));
-    CHECK(gen_contents_right(&w.p, s, &w.r[0]));
+    CHECK(gen_contents_right(&w->p, s, &w->r[0]));
     folio_sequence_destroy(s);
-    gen_world_close(&w);
-}
-
-/* Two that share all blocks: one leaves, the other goes on; then both are on the device again. */
-static void check_fork(const gen_geometry *g, folio_tier tier)
-{
-    static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, g, 64, 60, 60));
-    folio_sequence *a = gen_filled(&w, &w.r[0], 18), *b = NULL, *c = NULL;
-    CHECK_OK(folio_sequence_fork(a, &b));
-    CHECK_OK(folio_sequence_fork(a, &c));
-    CHECK_OK(folio_sequence_swap_out(a, tier, NULL, NULL));
-    gen_poison_free(&w);
-    CHECK(gen_contents_right(&w.p, b, &w.r[1]));
-    CHECK_OK(gen_feed(&w.p, b, &w.r[1], 30)); /* writes to a block it shared with a */
-    CHECK_OK(folio_sequence_swap_out(c, tier, NULL, NULL));
-    CHECK_OK(folio_sequence_swap_out(b, tier, NULL, NULL));
-    CHECK_OK(folio_pool_forget(w.p.pool));
-    CHECK_INT(gen_stats(&w.p).num_free, 64);
-    gen_poison_free(&w);
-    CHECK_OK(folio_sequence_swap_in(c, NULL, NULL));
-    CHECK_OK(folio_sequence_swap_in(a, NULL, NULL));
-    CHECK(gen_contents_right(&w.p, a, &w.r[0]));
-    CHECK(gen_contents_right(&w.p, c, &w.r[0]));
-    CHECK_OK(gen_feed(&w.p, a, &w.r[0], 39));
-    folio_sequence_destroy(a);
-    CHECK_OK(folio_sequence_swap_in(b, NULL, NULL));
-    CHECK_OK(gen_feed(&w.p, b, &w.r[1], 39));
-    CHECK_OK(gen_feed(&w.p, c, &w.r[1], 39));
-    folio_sequence_destroy(b);
-    folio_sequence_destroy(c);
-    gen_world_close(&w);
-}
-
-TEST(swap, forked_sequences_go_one_by_one)
-{
-    for (int g = 0; g < COUNT_OF(geometries); g++) {
-        check_fork(geometries[g], FOLIO_TIER_HOST);
-        check_fork(geometries[g], FOLIO_TIER_DISK);
-    }
-}
-
-TEST(swap, empty_sequences_go_too)
-{
-    static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &gen_small, 8, 8, 8));
-    for (int tier = FOLIO_TIER_HOST; tier <= FOLIO_TIER_DISK; tier++) {
-        folio_sequence *s = gen_sequence(&w, &w.r[0]);
-        CHECK_OK(folio_sequence_swap_out(s, (folio_tier)tier, NULL, NULL));
-        gen_check_at(s, FOLIO_SEQUENCE_SWAPPED, (folio_tier)tier, 0);
-        CHECK_OK(folio_sequence_swap_in(s, NULL, NULL));
-        CHECK_OK(gen_feed(&w.p, s, &w.r[0], 26));
-        folio_sequence_destroy(s);
-    }
-    gen_world_close(&w);
-}
-
-/* ---------------------------------------------------------------------------------- full tiers */
-
-TEST(swap, a_full_device_leaves_it_where_it_is)
-{
-    static gen_world w;
-    for (int tier = FOLIO_TIER_HOST; tier <= FOLIO_TIER_DISK; tier++) {
-        REQUIRE_TEST(gen_world_open(&w, &gen_small, 10, 12, 12));
-        folio_sequence *a = gen_filled(&w, &w.r[0], 17); /* 5 blocks */
-        CHECK_OK(folio_sequence_swap_out(a, (folio_tier)tier, NULL, NULL));
-        folio_sequence *b = gen_filled(&w, &w.r[2], 21); /* 6 of 10 */
-        folio_transfer *t = NOWHERE;
-        REFUSED(folio_sequence_swap_in(a, NULL, &t), FOLIO_ERR_FULL, "");
-        CHECK(t == NULL);
-        gen_check_at(a, FOLIO_SEQUENCE_SWAPPED, (folio_tier)tier, 17);
-        CHECK_OK(gen_feed(&w.p, b, &w.r[2], 39)); /* all 10: nothing of a can still be cached */
-        folio_sequence_destroy(b);
-        gen_poison_free(&w);
-        CHECK_OK(folio_sequence_swap_in(a, NULL, NULL));
-        gen_end(&w.p, a, &w.r[0]);
-        gen_world_close(&w);
-    }
 }
 
 /* ------------------------------------------------------------------------------- cached blocks */
 
-/* Cached blocks go down as far as the tiers reach and are matched from there. */
-static void check_cached(const gen_geometry *g, int64_t host, int64_t frames)
-{
-    static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, g, 48, host, frames));
-    int64_t size = g->block_size, whole = 38 / size * size;
-    folio_sequence_destroy(gen_filled(&w, &w.r[0], 39));
-    int64_t cached = gen_stats(&w.p).num_cached;
-    CHECK(cached >= whole / size);
-    int64_t n = gen_lower(&w, host > 0 ? FOLIO_TIER_HOST : FOLIO_TIER_DISK, 1000);
-    CHECK_INT(n, cached);
-    if (host > 0 && frames > 0) CHECK_INT(gen_lower(&w, FOLIO_TIER_DISK, 1000), cached);
-    CHECK_INT(gen_stats(&w.p).num_free, 48);
-    CHECK_INT(gen_stats(&w.p).host_cached, frames > 0 ? 0 : cached);
-    gen_poison_free(&w);
-    folio_sequence *s = gen_sequence(&w, &w.r[0]);
-    CHECK_INT(gen_match(&w, s, &w.r[0], 38), whole);
-    CHECK_INT(gen_info(s).matched_len, whole);
-    gen_end(&w.p, s, &w.r[0]);
-    s = gen_sequence(&w, &w.r[0]); /* now from the device */
-    int64_t in = gen_stats(&w.p).blocks_in;
-    CHECK_INT(gen_match(&w, s, &w.r[0], 38), whole);
-    CHECK_INT(gen_stats(&w.p).blocks_in, in);
-    folio_sequence_destroy(s);
-    gen_world_close(&w);
-}
-
-TEST(swap, cached_blocks_are_found_below)
-{
-    for (int g = 0; g < COUNT_OF(geometries); g++) {
-        check_cached(geometries[g], 48, 0);
-        check_cached(geometries[g], 0, 60);
-        check_cached(geometries[g], 48, 60);
-    }
-}
-
 /* The oldest go first, a sequence's last before its first: what stays is a prefix. */
-TEST(swap, the_least_recently_used_go_first)
+GEN_TEST(swap, the_least_recently_used_go_first, gen_small, 32, 32, 0)
 {
-    static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &gen_small, 32, 32, 0));
-    folio_sequence_destroy(gen_filled(&w, &w.r[2], 24));
-    folio_sequence_destroy(gen_filled(&w, &w.r[0], 24));
-    CHECK_INT(gen_lower(&w, FOLIO_TIER_HOST, 6), 6);
-    CHECK_INT(gen_lower(&w, FOLIO_TIER_HOST, 2), 2);
-    folio_sequence *s = gen_sequence(&w, &w.r[0]);
+    folio_sequence_destroy(gen_filled(w, &w->r[2], 24));
+    folio_sequence_destroy(gen_filled(w, &w->r[0], 24));
+    CHECK_INT(gen_lower(w, FOLIO_TIER_HOST, 6), 6);
+    CHECK_INT(gen_lower(w, FOLIO_TIER_HOST, 2), 2);
+    folio_sequence *s = gen_sequence(w, &w->r[0]);
     int64_t matched = -1;
     folio_transfer *t = NULL;
-    folio_tokens tokens = gen_tokens(&w.r[0], 24);
+    folio_tokens tokens = gen_tokens(&w->r[0], 24);
     CHECK_OK(folio_sequence_match(s, &tokens, &matched, &t));
     CHECK_INT(matched, 0);
     CHECK(t != NULL);
     wait_and_forget(t);
-    CHECK_INT(gen_stats(&w.p).blocks_in, 2); /* four had stayed: its first ones */
+    CHECK_INT(gen_stats(&w->p).blocks_in, 2); /* four had stayed: its first ones */
     gen_check_at(s, FOLIO_SEQUENCE_RESIDENT, FOLIO_TIER_DEVICE, 24);
     CHECK_INT(gen_info(s).matched_len, 24);
-    CHECK(gen_contents_right(&w.p, s, &w.r[0]));
+    CHECK(gen_contents_right(&w->p, s, &w->r[0]));
     folio_sequence_destroy(s);
-    gen_world_close(&w);
 }
 
 TEST(swap, a_match_takes_what_there_is_room_for)
@@ -282,39 +121,6 @@ TEST(swap, a_match_takes_what_there_is_room_for)
         folio_sequence_destroy(s);
         gen_world_close(&w);
     }
-}
-
-/* The host tier is smaller than what is sent down: the rest is on disk, and nothing is lost. */
-TEST(swap, host_evictions_spill_to_disk)
-{
-    static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &gen_small, 40, 4, 60));
-    for (int i = 1; i < 4; i++) {
-        folio_sequence_destroy(gen_filled(&w, &w.r[i], 32));
-        while (gen_stats(&w.p).num_cached > 0) CHECK(gen_lower(&w, FOLIO_TIER_HOST, 3) > 0);
-    }
-    folio_pool_stats stats = gen_stats(&w.p);
-    CHECK_INT(stats.num_free, 40);
-    CHECK_INT(stats.host_cached, 4);
-    CHECK(stats.host_evictions > 0 && stats.store_writes >= stats.host_evictions);
-    gen_poison_free(&w);
-    for (int i = 1; i < 4; i++) {
-        folio_sequence *s = gen_sequence(&w, &w.r[i]);
-        CHECK_INT(gen_match(&w, s, &w.r[i], 32), 32);
-        gen_end(&w.p, s, &w.r[i]);
-    }
-    gen_world_close(&w);
-
-    /* Without a disk they are gone: shorter matches, never wrong ones. */
-    REQUIRE_TEST(gen_world_open(&w, &gen_small, 40, 4, 0));
-    folio_sequence_destroy(gen_filled(&w, &w.r[0], 32));
-    while (gen_stats(&w.p).num_cached > 0) CHECK(gen_lower(&w, FOLIO_TIER_HOST, 3) > 0);
-    CHECK(gen_stats(&w.p).host_evictions > 0);
-    gen_poison_free(&w);
-    folio_sequence *s = gen_sequence(&w, &w.r[0]);
-    CHECK(gen_match(&w, s, &w.r[0], 32) <= 16);
-    gen_end(&w.p, s, &w.r[0]);
-    gen_world_close(&w);
 }
 
 /* What was computed before a forget is never matched after it, wherever it was at that moment. */
@@ -358,13 +164,11 @@ static void until_ended(const folio_sequence *s)
 }
 
 /* Every order of done, wait and destroy, of the sequence's end and the handle's. */
-TEST(swap, handles_in_any_order)
+GEN_TEST(swap, handles_in_any_order, windowed, 64, 60, 80)
 {
-    static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &windowed, 64, 60, 80));
     for (int order = 0; order < 12; order++) {
         folio_tier tier = order % 2 ? FOLIO_TIER_DISK : FOLIO_TIER_HOST;
-        folio_sequence *s = gen_filled(&w, &w.r[0], 30);
+        folio_sequence *s = gen_filled(w, &w->r[0], 30);
         folio_transfer *t = NOWHERE;
         if (order >= 6) CHECK_OK(folio_sequence_swap_out(s, tier, NULL, NULL));
         folio_status status = order >= 6 ? folio_sequence_swap_in(s, NULL, &t)
@@ -391,16 +195,15 @@ TEST(swap, handles_in_any_order)
             (void)folio_transfer_wait(t);
             folio_transfer_destroy(t);
         }
-        CHECK_OK(folio_pool_check(w.p.pool));
+        CHECK_OK(folio_pool_check(w->p.pool));
         if (destroyed) continue;
         gen_check_at(s, order >= 6 ? FOLIO_SEQUENCE_RESIDENT : FOLIO_SEQUENCE_SWAPPED,
                      order >= 6 ? FOLIO_TIER_DEVICE : tier, 30);
         if (order < 6) CHECK_OK(folio_sequence_swap_in(s, NULL, NULL));
-        CHECK(gen_contents_right(&w.p, s, &w.r[0]));
+        CHECK(gen_contents_right(&w->p, s, &w->r[0]));
         folio_sequence_destroy(s);
     }
     folio_transfer_destroy(NULL);
-    gen_world_close(&w);
 }
 
 /* -------------------------------------------------------------------- refusals and bookkeeping */
@@ -468,13 +271,11 @@ TEST(swap, states_refuse_what_they_cannot_do)
     gen_world_close(&w);
 }
 
-TEST(swap, preemption_by_policy)
+GEN_TEST(swap, preemption_by_policy, gen_small, 40, 6, 6)
 {
-    static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &gen_small, 40, 6, 6));
-    int64_t frames = gen_stats(&w.p).store_frames;
+    int64_t frames = gen_stats(&w->p).store_frames;
     folio_sequence *s[4];
-    for (int i = 0; i < 4; i++) s[i] = gen_filled(&w, &w.r[i], 21); /* 6 blocks, 0 and 1 share 5 */
+    for (int i = 0; i < 4; i++) s[i] = gen_filled(w, &w->r[i], 21); /* 6 blocks, 0 and 1 share 5 */
     CHECK_OK(folio_sequence_reserve(s[0], 3, 0, NULL));             /* dropped */
     CHECK_OK(folio_sequence_preempt(s[0], FOLIO_PREEMPT_SWAP, NULL, NULL));
     gen_check_at(s[0], FOLIO_SEQUENCE_SWAPPED, FOLIO_TIER_HOST, 21);
@@ -491,28 +292,25 @@ TEST(swap, preemption_by_policy)
     CHECK_OK(folio_sequence_preempt(s[3], FOLIO_PREEMPT_RECOMPUTE, NULL, NULL));
     gen_check_at(s[3], FOLIO_SEQUENCE_RESIDENT, FOLIO_TIER_DEVICE, 0);
     CHECK_INT(gen_info(s[3]).num_blocks, 0);
-    CHECK_INT(gen_match(&w, s[3], &w.r[3], 20), 20); /* its own blocks, still cached */
+    CHECK_INT(gen_match(w, s[3], &w->r[3], 20), 20); /* its own blocks, still cached */
     CHECK_OK(folio_sequence_swap_in(s[0], NULL, NULL));
     CHECK_OK(folio_sequence_swap_in(s[2], NULL, NULL));
     for (int i = 0; i < 4; i++) {
-        CHECK(gen_contents_right(&w.p, s[i], &w.r[i]));
-        CHECK_OK(gen_feed(&w.p, s[i], &w.r[i], 39));
+        CHECK(gen_contents_right(&w->p, s[i], &w->r[i]));
+        CHECK_OK(gen_feed(&w->p, s[i], &w->r[i], 39));
         folio_sequence_destroy(s[i]);
-        CHECK_OK(folio_pool_check(w.p.pool));
+        CHECK_OK(folio_pool_check(w->p.pool));
     }
-    gen_world_close(&w);
 }
 
-TEST(swap, statistics)
+GEN_TEST(swap, statistics, gen_small, 20, 10, 20)
 {
-    static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &gen_small, 20, 10, 20));
-    folio_sequence *s = gen_sequence(&w, &w.r[0]);
-    CHECK_OK(gen_feed(&w.p, s, &w.r[0], 18)); /* 5 blocks, 4 of them cached ones */
-    folio_pool_stats t = gen_stats(&w.p);
+    folio_sequence *s = gen_sequence(w, &w->r[0]);
+    CHECK_OK(gen_feed(&w->p, s, &w->r[0], 18)); /* 5 blocks, 4 of them cached ones */
+    folio_pool_stats t = gen_stats(&w->p);
     CHECK(t.num_used == 5 && t.host_blocks == 10 && t.host_used == 0 && t.blocks_out == 0);
     CHECK_OK(folio_sequence_swap_out(s, FOLIO_TIER_HOST, NULL, NULL));
-    t = gen_stats(&w.p);
+    t = gen_stats(&w->p);
     CHECK_INT(t.host_used, 5);
     CHECK_INT(t.host_cached, 0);
     CHECK_INT(t.blocks_out, 5);
@@ -522,30 +320,29 @@ TEST(swap, statistics)
     CHECK_INT(t.blocks_in, 0);
     uint8_t states[10];
     int held = 0;
-    CHECK_OK(folio_pool_get_block_states(w.p.pool, FOLIO_TIER_HOST, 0, 10, states));
+    CHECK_OK(folio_pool_get_block_states(w->p.pool, FOLIO_TIER_HOST, 0, 10, states));
     for (int i = 0; i < 10; i++) held += states[i] == FOLIO_BLOCK_USED;
     CHECK_INT(held, 5);
-    CHECK_OK(folio_pool_forget(w.p.pool));
+    CHECK_OK(folio_pool_forget(w->p.pool));
     CHECK_OK(folio_sequence_swap_in(s, NULL, NULL));
-    t = gen_stats(&w.p);
+    t = gen_stats(&w->p);
     CHECK_INT(t.host_used, 0);
     CHECK_INT(t.blocks_in, 5);
     CHECK_INT(t.num_used, 5);
     int64_t writes = t.store_writes, used = t.store_used;
     CHECK_OK(folio_sequence_swap_out(s, FOLIO_TIER_DISK, NULL, NULL));
-    t = gen_stats(&w.p);
+    t = gen_stats(&w->p);
     CHECK_INT(t.store_writes - writes, 5);
     CHECK_INT(t.store_used - used, 5);
     CHECK_INT(t.blocks_out, 10);
     CHECK_OK(folio_sequence_swap_in(s, NULL, NULL));
-    t = gen_stats(&w.p);
+    t = gen_stats(&w->p);
     CHECK_INT(t.store_reads, 5);
     CHECK_INT(t.store_used, used);
     CHECK_INT(t.blocks_in, 10);
     CHECK_INT(t.store_warnings + t.store_errors, 0);
     CHECK_INT(t.store_frames, 20);
     folio_sequence_destroy(s);
-    gen_world_close(&w);
 }
 
 /* From the device to host memory, on to disk, and back; with too few frames it stays in host memory. */

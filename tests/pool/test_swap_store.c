@@ -57,22 +57,19 @@ TEST(swap_store, prefixes_survive_their_pool)
 }
 
 /* A swapped sequence is nobody's after its pool: its frames are free for the next one. */
-TEST(swap_store, sequences_do_not_survive)
+GEN_TEST(swap_store, sequences_do_not_survive, gen_small, 32, 0, 12)
 {
-    static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &gen_small, 32, 0, 12));
-    folio_sequence *s = gen_filled(&w, &w.r[0], 37);
+    folio_sequence *s = gen_filled(w, &w->r[0], 37);
     CHECK_OK(folio_sequence_swap_out(s, FOLIO_TIER_DISK, NULL, NULL));
-    CHECK_INT(gen_stats(&w.p).store_used, 10);
+    CHECK_INT(gen_stats(&w->p).store_used, 10);
     folio_sequence_destroy(s);
-    CHECK_INT(gen_stats(&w.p).store_used, 0);
-    gen_pool_close(&w.p);
-    REQUIRE_TEST(gen_world_pool(&w, 32, 0, 12));
-    CHECK_INT(gen_stats(&w.p).store_used, 0);
-    s = gen_sequence(&w, &w.r[0]);
-    CHECK_INT(gen_match(&w, s, &w.r[0], 38), 0);
+    CHECK_INT(gen_stats(&w->p).store_used, 0);
+    gen_pool_close(&w->p);
+    REQUIRE_TEST(gen_world_pool(w, 32, 0, 12));
+    CHECK_INT(gen_stats(&w->p).store_used, 0);
+    s = gen_sequence(w, &w->r[0]);
+    CHECK_INT(gen_match(w, s, &w->r[0], 38), 0);
     folio_sequence_destroy(s);
-    gen_world_close(&w);
 }
 
 TEST(swap_store, hash_keys_and_sizes_of_the_next_pool)
@@ -119,19 +116,17 @@ static void check_refused(gen_model *m, const folio_pool_desc *desc, folio_statu
     support_refused(__FILE__, __LINE__, "folio_pool_create", status, expected, words);
 }
 
-TEST(swap_store, files_of_others_are_refused)
+GEN_TEST(swap_store, files_of_others_are_refused, gen_small, 32, 0, 20)
 {
-    static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &gen_small, 32, 0, 20));
-    folio_sequence_destroy(gen_filled(&w, &w.r[0], 36));
-    CHECK_INT(gen_lower(&w, FOLIO_TIER_DISK, 100), 9);
-    folio_pool_desc desc = gen_world_desc(&w, 32, 0, 20);
-    check_refused(&w.m, &desc, FOLIO_ERR_ARGUMENT, "use"); /* by the pool that is open */
-    gen_pool_close(&w.p);
+    folio_sequence_destroy(gen_filled(w, &w->r[0], 36));
+    CHECK_INT(gen_lower(w, FOLIO_TIER_DISK, 100), 9);
+    folio_pool_desc desc = gen_world_desc(w, 32, 0, 20);
+    check_refused(&w->m, &desc, FOLIO_ERR_ARGUMENT, "use"); /* by the pool that is open */
+    gen_pool_close(&w->p);
     desc.model = "another";
-    check_refused(&w.m, &desc, FOLIO_ERR_ARGUMENT, "toy|another");
+    check_refused(&w->m, &desc, FOLIO_ERR_ARGUMENT, "toy|another");
     desc.model = NULL;
-    check_refused(&w.m, &desc, FOLIO_ERR_ARGUMENT, "toy");
+    check_refused(&w->m, &desc, FOLIO_ERR_ARGUMENT, "toy");
     desc.model = "toy";
     gen_geometry others[] = {gen_small, gen_small, gen_small, gen_small, gen_small};
     others[0].block_size = 16;
@@ -147,12 +142,11 @@ TEST(swap_store, files_of_others_are_refused)
         gen_model_close(&other);
     }
     /* After all that the file is as it was. */
-    REQUIRE_TEST(gen_world_pool(&w, 32, 0, 20));
-    folio_sequence *s = gen_sequence(&w, &w.r[0]);
-    CHECK_INT(gen_match(&w, s, &w.r[0], 36), 36);
-    CHECK(gen_contents_right(&w.p, s, &w.r[0]));
+    REQUIRE_TEST(gen_world_pool(w, 32, 0, 20));
+    folio_sequence *s = gen_sequence(w, &w->r[0]);
+    CHECK_INT(gen_match(w, s, &w->r[0], 36), 36);
+    CHECK(gen_contents_right(&w->p, s, &w->r[0]));
     folio_sequence_destroy(s);
-    gen_world_close(&w);
 }
 
 TEST(swap_store, impossible_tiers_are_refused)
