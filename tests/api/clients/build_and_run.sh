@@ -1,5 +1,5 @@
 #!/bin/sh
-# usage: run.sh COMPILER SOURCE WORK_DIR LIBRARY PROGRAM
+# usage: build_and_run.sh COMPILER SOURCE WORK_DIR LIBRARY PROGRAM
 # Compiles a client in another language against the headers and the shared library, and runs it.
 set -eu
 compiler=$1 source=$2 work=$3 library=$4 program=$5

@@ -1,5 +1,5 @@
 /*
- * prefix.c: one system prompt, several requests. The first request computes all of its prompt;
+ * prefix_cache.c: one system prompt, several requests. The first request computes all of its prompt;
  * the others find the blocks of the system prompt in the prefix cache, and compute only what is
  * their own. Then everything is done again in a pool that caches nothing: the answers must be the
  * same.
