@@ -154,7 +154,8 @@ typedef struct folio_pool_desc {
  * Make a pool with all its blocks free. All caches are of this context. Tiers need a cache in every
  * group, and a cross_cache if there are encoder tokens.
  * @return FOLIO_OK; ERR_ARGUMENT (also: the store's file is of another model or geometry, was made
- * with another hash_key, is damaged or in use); ERR_MEMORY; ERR_IO; ERR_DEVICE.
+ * with another hash_key, is damaged or in use, belongs to another user, can be written by others, or
+ * is a link); ERR_MEMORY; ERR_IO; ERR_DEVICE.
  */
 FOLIO_API folio_status folio_pool_create(folio_context *ctx, const folio_pool_desc *desc,
                                          folio_pool **out);

@@ -10,7 +10,6 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/random.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define FRAME_ALIGN 4096 /* a head of up to 4096 bytes lies in one page */
@@ -42,15 +41,10 @@ static int system_lock(void *user, int fd)
     return flock(fd, LOCK_EX | LOCK_NB);
 }
 
-/* Devices and pipes have the size 0 of an empty file, and must not be taken for one. */
-static int64_t system_size(void *user, int fd)
+static int system_stat(void *user, int fd, struct stat *out)
 {
     (void)user;
-    struct stat st;
-    if (fstat(fd, &st) != 0) return -1;
-    if (S_ISREG(st.st_mode)) return st.st_size;
-    errno = ENOTSUP;
-    return -1;
+    return fstat(fd, out);
 }
 
 static ssize_t system_pread(void *user, int fd, void *data, size_t n, off_t at)
@@ -65,7 +59,7 @@ static ssize_t system_pwrite(void *user, int fd, const void *data, size_t n, off
     return pwrite(fd, data, n, at);
 }
 
-static const folioi_file_ops system_ops = {system_open,  system_close,  system_lock, system_size,
+static const folioi_file_ops system_ops = {system_open,  system_close,  system_lock, system_stat,
                                            system_pread, system_pwrite, NULL};
 
 /* ----------------------------------------------------------------------- whole reads and writes */
@@ -303,13 +297,32 @@ static folio_status read_epoch(folioi_store_file *file, const folioi_superblock 
     return folioi_store_file_save_epoch(file, file->epoch);
 }
 
+/*
+ * What the file holds becomes K and V of anybody's request: nobody else may have made it or may write to it. Devices and
+ * pipes have the size 0 of an empty file, and must not be taken for one.
+ */
+static folio_status check_owner(folioi_store_file *file, const char *path)
+{
+    struct stat st;
+    if (file->ops.stat(file->ops.user, file->fd, &st) != 0)
+        FAIL(FOLIO_ERR_IO, "%s could not be examined: %s", path, strerror(errno));
+    REQUIRE(S_ISREG(st.st_mode), "%s is no regular file", path);
+    REQUIRE(st.st_uid == geteuid(), "%s belongs to user %u; this process runs as user %u", path,
+            (unsigned)st.st_uid, (unsigned)geteuid());
+    REQUIRE((st.st_mode & (S_IWGRP | S_IWOTH)) == 0,
+            "%s can be written by other users (mode %03o); make it 0600", path,
+            (unsigned)st.st_mode & 0777);
+    REQUIRE(st.st_nlink == 1, "%s has %llu names (hard links); a store has one", path,
+            (unsigned long long)st.st_nlink);
+    file->size = st.st_size;
+    return FOLIO_OK;
+}
+
 static folio_status make_or_check(folioi_store_file *file, const folioi_store_desc *desc)
 {
     folioi_superblock here, there = {.version = 0};
     superblock_encode(file, desc, &here);
-    file->size = file->ops.size(file->ops.user, file->fd);
-    if (file->size < 0)
-        FAIL(FOLIO_ERR_IO, "the size of %s is unknown: %s", desc->path, strerror(errno));
+    TRY(check_owner(file, desc->path));
     int64_t want = min_i64(file->size, sizeof there);
     int64_t got = folioi_store_file_read(file, &there, want, 0);
     if (got < 0) FAIL(FOLIO_ERR_IO, "%s could not be read: %s", desc->path, strerror(errno));
@@ -337,8 +350,11 @@ folio_status folioi_store_file_open(folioi_store_file *file, const folioi_store_
     file->fd = -1;
     TRY(check_desc(file, desc));
     file->ops = desc->ops == NULL ? system_ops : *desc->ops;
-    do file->fd = file->ops.open(file->ops.user, desc->path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    const int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW;
+    do file->fd = file->ops.open(file->ops.user, desc->path, flags, 0600);
     while (file->fd < 0 && errno == EINTR);
+    REQUIRE(file->fd >= 0 || errno != ELOOP, "%s is a symbolic link; a store's path is its file",
+            desc->path);
     if (file->fd < 0) FAIL(FOLIO_ERR_IO, "%s could not be opened: %s", desc->path, strerror(errno));
     folio_status status = lock_file(file, desc->path);
     if (status == FOLIO_OK) status = make_or_check(file, desc);

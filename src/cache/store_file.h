@@ -16,7 +16,7 @@
 #include "core/hash.h"
 
 #include <stdbool.h>
-#include <sys/types.h>
+#include <sys/stat.h>
 
 #define STORE_FORMAT_VERSION 1
 #define STORE_MAX_GROUPS 32
@@ -26,8 +26,8 @@
 typedef struct folioi_file_ops {
     int (*open)(void *user, const char *path, int flags, mode_t mode);
     int (*close)(void *user, int fd);
-    int (*lock)(void *user, int fd);     /* flock, exclusive, not waiting */
-    int64_t (*size)(void *user, int fd); /* bytes, or -1 */
+    int (*lock)(void *user, int fd); /* flock, exclusive, not waiting */
+    int (*stat)(void *user, int fd, struct stat *out);
     ssize_t (*pread)(void *user, int fd, void *data, size_t n, off_t at);
     ssize_t (*pwrite)(void *user, int fd, const void *data, size_t n, off_t at);
     void *user;

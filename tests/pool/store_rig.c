@@ -194,12 +194,13 @@ static int faulty_lock(void *user, int fd)
     return f->lock_errno ? failing(f->lock_errno) : flock(fd, LOCK_EX | LOCK_NB);
 }
 
-static int64_t faulty_size(void *user, int fd)
+static int faulty_stat(void *user, int fd, struct stat *out)
 {
     srig_faults *f = user;
-    struct stat st;
-    if (f->size_errno) return failing(f->size_errno);
-    return fstat(fd, &st) == 0 ? st.st_size : -1;
+    if (f->stat_errno) return failing(f->stat_errno);
+    if (fstat(fd, out) != 0) return -1;
+    if (f->uid != 0) out->st_uid = f->uid;
+    return 0;
 }
 
 static size_t chunk(srig_faults *f, size_t n)
@@ -246,6 +247,6 @@ static ssize_t faulty_pwrite(void *user, int fd, const void *data, size_t n, off
 
 folioi_file_ops srig_faulty_ops(srig_faults *faults)
 {
-    return (folioi_file_ops){faulty_open,  faulty_close,  faulty_lock, faulty_size,
+    return (folioi_file_ops){faulty_open,  faulty_close,  faulty_lock, faulty_stat,
                              faulty_pread, faulty_pwrite, faults};
 }

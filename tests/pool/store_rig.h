@@ -84,7 +84,8 @@ typedef struct {
     int read_errno, write_errno;
     bool from_then_on; /* and all later ones */
     bool in_part;      /* half of the write is done before */
-    int open_errno, lock_errno, size_errno;
+    int open_errno, lock_errno, stat_errno;
+    uid_t uid;                     /* the file's owner, if not 0 */
     int64_t hook_read, hook_write; /* the number of the read, of the write before which */
     void (*hook)(void *user);      /* this is called, once */
     void *hook_user;

@@ -442,8 +442,8 @@ NEW_STORE_TEST(store, what_the_system_refuses_is_said_in_its_words, 4)
     REFUSED(folioi_store_open(&rig->allocator, &d, &store), FOLIO_ERR_IO,
             "none/store|No such file");
     d.path = "/dev/null"; /* its size is 0: it must not be taken for an empty file */
-    REFUSED(folioi_store_open(&rig->allocator, &d, &store), FOLIO_ERR_IO,
-            "/dev/null|not supported");
+    REFUSED(folioi_store_open(&rig->allocator, &d, &store), FOLIO_ERR_ARGUMENT,
+            "/dev/null|no regular file");
 }
 
 /* --------------------------------------------------------------------------------------- format */

@@ -305,12 +305,12 @@ NEW_STORE_TEST(store_faults, an_open_the_system_refuses, 4)
                               .lock_errno = part == 1   ? ENOLCK
                                             : part == 2 ? EWOULDBLOCK
                                                         : 0,
-                              .size_errno = part == 3 ? EIO : 0,
+                              .stat_errno = part == 3 ? EIO : 0,
                               .fail_read = part == 4,
                               .read_errno = EIO};
         static const char *const words[] = {
             "could not be opened: Permission denied", "could not be locked: No locks available",
-            "is in use", "is unknown: Input/output", "could not be read: Input/output"};
+            "is in use", "could not be examined: Input/output", "could not be read: Input/output"};
         rig->store = NOWHERE;
         REFUSED(open_faulty(rig, &faults), part == 2 ? FOLIO_ERR_ARGUMENT : FOLIO_ERR_IO,
                 words[part]);
@@ -323,6 +323,42 @@ NEW_STORE_TEST(store_faults, an_open_the_system_refuses, 4)
     free(before);
     free(after);
     CHECK_OK(srig_open(rig)); /* no lock was left */
+    CHECK_INT(srig_stats(rig).used, 2);
+}
+
+/* What somebody else made, or may write to, could hold anything. */
+NEW_STORE_TEST(store_faults, a_file_that_others_may_write_is_refused, 4)
+{
+    char other[400];
+    int64_t size, after_size;
+    snprintf(other, sizeof other, "%s/other", rig->dir);
+    make_file(rig, 2);
+    unsigned char *before = srig_read_file(rig->path, &size);
+    static const struct {
+        mode_t mode;
+        const char *words;
+    } cases[] = {{0620, "mode 620"},          {0602, "mode 602"}, {0666, "mode 666"},
+                 {0600, "belongs to user 7"}, {0600, "2 names"},  {0600, "symbolic link"}};
+    for (int i = 0; i < COUNT_OF(cases); i++) {
+        srig_faults faults = {.uid = i == 3 ? 7 : 0};
+        CHECK(chmod(rig->path, cases[i].mode) == 0);
+        if (i == 4) CHECK(link(rig->path, other) == 0);
+        if (i == 5) CHECK(rename(rig->path, other) == 0 && symlink("other", rig->path) == 0);
+        REFUSED(open_faulty(rig, &faults), FOLIO_ERR_ARGUMENT, cases[i].words);
+        CHECK_INT(faults.reads + faults.writes, 0);
+        if (i == 4) CHECK(unlink(other) == 0);
+        if (i == 5) CHECK(rename(other, rig->path) == 0);
+    }
+    CHECK(symlink("nowhere", other) == 0); /* nothing is made through a link either */
+    folioi_store_desc d = rig->desc;
+    d.path = other;
+    REFUSED(folioi_store_open(&rig->allocator, &d, &rig->store), FOLIO_ERR_ARGUMENT, "link");
+    CHECK(unlink(other) == 0);
+    unsigned char *after = srig_read_file(rig->path, &after_size);
+    CHECK(size == after_size && memcmp(before, after, (size_t)size) == 0);
+    free(before);
+    free(after);
+    REQUIRE_TEST(rig->store == NULL && srig_open(rig) == FOLIO_OK);
     CHECK_INT(srig_stats(rig).used, 2);
 }
 
