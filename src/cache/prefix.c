@@ -316,6 +316,19 @@ static void attach(folio_sequence *s, int64_t blocks, folio_transfer *transfer)
     if (pool->tiers) touch_below(s);
 }
 
+/*
+ * A match is no longer than what there is to find: no room is made for the rest of a prompt. In a store, a group without
+ * window has all blocks of a prefix; with windows alone the last ones suffice, and say nothing of how many came before.
+ */
+static int64_t most_found(folio_pool *pool)
+{
+    int64_t nodes = pool->index.num_nodes;
+    if (pool->store == NULL) return nodes;
+    for (int32_t g = 0; g < pool->num_layer_groups; g++)
+        if (pool->window[g] == 0) return nodes + folioi_store_get_stats(pool->store).used;
+    return INT64_MAX;
+}
+
 folio_status folioi_prefix_match(folio_sequence *s, const folio_tokens *tokens,
                                  folio_transfer **transfer)
 {
@@ -326,7 +339,7 @@ folio_status folioi_prefix_match(folio_sequence *s, const folio_tokens *tokens,
     TRY(folioi_sequence_resident(s, "match"));
     REQUIRE(s->len == 0, "match: the sequence has %lld tokens already", (long long)s->len);
     walk w = {.pool = pool, .tokens = &t, .salt = s->salt, .node = NONE};
-    w.num = t.num_tokens / pool->block_size;
+    w.num = min_i64(t.num_tokens / pool->block_size, most_found(pool));
     TRY(folioi_sequence_grow(s, w.num * pool->block_size));
     TRY(folioi_array_reserve(&pool->allocator, &pool->walk,
                              max_i64(w.num, 1) * (int64_t)sizeof(int32_t), "a match"));

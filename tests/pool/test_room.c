@@ -5,6 +5,7 @@
 #include "pool/generation_rig.h"
 #include "pool/pool_rig.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* What others hold makes it full; what the sequence itself would hold makes it too large. */
@@ -192,6 +193,17 @@ TEST(room, no_table_is_larger_than_its_pool)
     CHECK_OK(folio_sequence_reserve(s, 16, 0, NULL));
     CHECK_INT(counter.calls, calls); /* there was room for all that the pool has */
     folio_sequence_destroy(s);
+    /* Nor for a prompt of which little can be in the cache: 2^24 tokens, of which 8 are. */
+    const int64_t many = 1 << 24;
+    int32_t *ids = calloc((size_t)many, sizeof *ids);
+    REQUIRE_TEST(ids != NULL);
+    CHECK_INT(pool_matches(r.pool, 0, ids, many), 0);
+    s = pool_sequence(r.pool, 0);
+    pool_grow(s, ids, 8);
+    CHECK_INT(pool_matches(r.pool, 0, ids, many), 8);
+    folio_sequence_destroy(s);
+    CHECK(counter.live_bytes - before < 1 << 16);
+    free(ids);
     pool_rig_close(&r);
     CHECK_INT(counter.live, 0);
     CHECK_INT(counter.faults, 0);
