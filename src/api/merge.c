@@ -37,7 +37,9 @@ static folio_status check_merge(folio_merge *m)
     REQUIRE(m->num_heads >= 1 && m->head_size >= 1,
             "merge: num_heads is %d and head_size %d; both must be at least 1", m->num_heads,
             m->head_size);
-    REQUIRE(m->num_parts >= 1 && m->parts != NULL, "merge: there are no parts (num_parts %lld)",
+    REQUIRE(m->num_parts >= 1, "merge: num_parts is %lld; it must be at least 1",
+            (long long)m->num_parts);
+    REQUIRE(m->parts != NULL, "merge: parts is NULL, but num_parts is %lld",
             (long long)m->num_parts);
     REQUIRE(m->out.dtype != 0, "merge: out has no dtype");
     TRY(folioi_tensor_resolve(&m->out, "merge: out", 0, m->num_heads, m->head_size, m->out.tokens));

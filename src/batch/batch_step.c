@@ -176,7 +176,7 @@ static folio_status find_table(const folio_batch *b, const folio_table *t, const
     for (int64_t k = 0; k < n; k++) {
         int64_t index = ((const int64_t *)t->indices)[first + k];
         REQUIRE(index >= FOLIO_NO_BLOCK && index <= INT32_MAX,
-                "%s.indices[%lld] = %lld is outside [0, 2147483647]", name, (long long)(first + k),
+                "%s.indices[%lld] = %lld is outside [-1, 2147483647]", name, (long long)(first + k),
                 (long long)index);
         narrow[k] = (int32_t)index;
     }

@@ -141,9 +141,6 @@ static folio_status check_keys(const folio_plan *plan, const folioi_call *call)
     const folioi_plan_facts *f = &plan->facts[call->type];
     const char *what = folio_attention_type_name(call->type);
     bool cross = call->type == FOLIO_ATTENTION_ENCODER_DECODER;
-    REQUIRE((call->type != FOLIO_ATTENTION_ENCODER && !cross) || plan->on_device ||
-                call->batch->has_encoder_lens,
-            "%s attention needs encoder_len, and no sequence of the batch has one", what);
     if (!is_paged(call->type)) return FOLIO_OK;
     if (!call->cached) {
         REQUIRE(f->with_context < 0,

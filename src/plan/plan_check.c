@@ -59,7 +59,7 @@ static folio_status check_table(const folioi_plan_shape *shape, const folioi_row
     int64_t bs = shape->desc.block_size;
     for (int32_t k = 0; k < rows->num_blocks; k++) {
         int32_t block = rows->blocks[k];
-        REQUIRE(block < num_blocks, "seq %lld: %s[%d] = %d is outside [0, %lld)", (long long)seq,
+        REQUIRE(block < num_blocks, "seq %lld: %s[%d] = %d is outside [-1, %lld)", (long long)seq,
                 name, k, block, (long long)num_blocks);
         REQUIRE(block >= 0 || (k + 1) * bs <= seen.begin || k * bs >= seen.end,
                 "seq %lld: %s[%d] is FOLIO_NO_BLOCK, yet rows of this step see keys [%d, %d)",
@@ -90,7 +90,7 @@ static folio_status check_slots(const folioi_plan_shape *shape, const folio_batc
     int64_t limit = num_blocks * shape->desc.block_size;
     const int64_t *slots = folioi_batch_slots(batch, type);
     for (int64_t i = 0; i < n; i++)
-        REQUIRE(slots[i] < limit, "%s[%lld] = %lld is outside [0, %lld)", name, (long long)i,
+        REQUIRE(slots[i] < limit, "%s[%lld] = %lld is outside [-1, %lld)", name, (long long)i,
                 (long long)slots[i], (long long)limit);
     return FOLIO_OK;
 }

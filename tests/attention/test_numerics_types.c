@@ -102,6 +102,20 @@ ENGINE_TEST(numerics_types, cross_mixes_new_and_cached_encoders)
     CHECK(memcmp(r.lse, other.lse, sizeof r.lse) == 0);
 }
 
+/* A batch whose sequences have no encoder keys: as a sequence without beside others that have some. */
+ENGINE_TEST(numerics_types, cross_without_keys_gives_zeros)
+{
+    rig_init(&r, e.ctx);
+    add_encoder(2, 8, 0, 0);
+    add_encoder(1, 3, 0, 0);
+    CHECK_OK(rig_run(&r, FOLIO_ATTENTION_ENCODER_DECODER));
+    for (int s = 0; s < 2; s++)
+        for (int h = 0; h < 2; h++) {
+            CHECK_SEEN(&r, s, 0, h, 0);
+            CHECK(r.lse[s][0][h] == -INFINITY);
+        }
+}
+
 /* Cross attention through a cache of its own, with fewer blocks or more than the decoder's. */
 ENGINE_TEST(numerics_types, cross_cache_of_its_own)
 {
