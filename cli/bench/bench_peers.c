@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -33,11 +34,22 @@ struct bench_peers {
 
 /* ---- The script */
 
-/* Only in the tree it was built from: what lies elsewhere may be anyone's. */
+/*
+ * Without --peers-script: peers/peers.py beside the folder of this program, as a build in the source tree has it. It is run, so
+ * it must belong to whom the program belongs to: in a shared folder it could be anyone's.
+ */
 static bool find_script(char *path)
 {
-    return snprintf(path, MAX_PATH, "%s/peers/peers.py", FOLIO_SOURCE_DIR) < MAX_PATH &&
-           access(path, R_OK) == 0;
+    static const char beside[] = "/../peers/peers.py";
+    struct stat program, script;
+    ssize_t n = readlink("/proc/self/exe", path, MAX_PATH - sizeof beside);
+    if (n <= 0) return false;
+    path[n] = '\0';
+    char *slash = strrchr(path, '/');
+    if (slash == NULL) return false;
+    strcpy(slash, beside);
+    return stat("/proc/self/exe", &program) == 0 && stat(path, &script) == 0 &&
+           script.st_uid == program.st_uid && (script.st_mode & S_IWOTH) == 0;
 }
 
 bench_peers *bench_peers_open(const char *script)
@@ -48,7 +60,7 @@ bench_peers *bench_peers_open(const char *script)
     if (found && script) strcpy(p->script, script);
     if (found) return p;
     fprintf(stderr, "folio bench: --peers: there is no %s; --peers-script says where it is\n",
-            script ? script : "peers/peers.py in the tree this program was built from");
+            script ? script : "peers/peers.py of this program's owner beside its folder");
     free(p);
     return NULL;
 }

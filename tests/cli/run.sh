@@ -428,15 +428,20 @@ small='--heads 4:2 --head-size 32 --reps 2 --dtype f32 --threads 2 --peers --pee
     FOLIO_PYTHON=./nowhere
     expect 1 err '^folio bench: --peers: ./nowhere cannot be started' bench $small --case q3
 }
-# A script in the current folder, or near the program, may be anyone's: only that of the source tree is taken.
+# Without --peers-script, that beside the program's folder is run; not one that anyone may have put there, nor others.
 mkdir -p here/peers here/bin peers
 touch here/peers/peers.py here/bin/peers.py peers/peers.py
 cp "$folio" here/bin/folio
 printf '#!/bin/sh\necho "$@" >../asked\nexit 1\n' >here/python
 chmod +x here/python
-(cd here && FOLIO_PYTHON=$PWD/python bin/folio bench --case q3 --dtype f32 --heads 2 --head-size 32 --reps 1 --peers) >out 2>err
-check "bench --peers: the script of the source tree is asked for" grep -q "peers/peers.py" asked
-check "bench --peers: no other script is taken" sh -c '! grep -q "here\|\.\." asked'
+near() { (cd here && FOLIO_PYTHON=$PWD/python bin/folio bench --case q3 --dtype f32 --heads 2 --head-size 32 --reps 1 --peers) >out 2>err; }
+chmod o+w here/peers/peers.py
+near
+check "bench --peers: a script that anyone may write to" grep -q '^folio bench: --peers: there is no peers/peers.py' err
+check "bench --peers: nothing is run" test ! -e asked
+chmod o-w here/peers/peers.py
+near
+check "bench --peers: the script beside the program's folder" grep -q "here/bin/../peers/peers.py" asked
 rm -rf peers
 # The real script, by a Python that has no packages: it says so, and the bench goes on.
 if command -v python3 >python; then
