@@ -54,6 +54,8 @@
  *     The plan's own workspace serves one of them at a time; a second one is rejected.
  *   - A KV cache: any number of threads read it. A call that writes slots must not overlap with
  *     another call that reads or writes the same slots.
+ *   - pthread_cancel: a thread that is cancelled in a call ends after it, except in an allocator or
+ *     an executor of the caller. Do not make it asynchronous (PTHREAD_CANCEL_ASYNCHRONOUS).
  *
  * fork(). A child process has its parent's objects, but not its threads. In the child, calls work
  * and run on the calling thread only. For more threads, open a new context there. If another

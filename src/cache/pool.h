@@ -25,6 +25,7 @@
 #include "cache/frames.h"
 #include "cache/prefix_index.h"
 #include "cache/store.h"
+#include "core/cancel.h"
 #include "core/checked.h"
 #include "core/context.h"
 
@@ -84,7 +85,9 @@ folio_status folioi_pool_unlock(folio_pool *pool, folio_status status);
 /** Wait until some transfer has ended. */
 static inline void pool_await(folio_pool *pool)
 {
+    int cancel = cancel_defer();
     pthread_cond_wait(&pool->mover.ended, &pool->lock);
+    cancel_allow(cancel);
 }
 
 static inline folioi_blocks *tier_blocks(folio_pool *pool, int tier)

@@ -1,6 +1,7 @@
 /* store_file.c: reads and writes the store's file; store_file.h describes the format. */
 #include "cache/store_file.h"
 
+#include "core/cancel.h"
 #include "core/checked.h"
 
 #include <endian.h>
@@ -26,13 +27,19 @@ static const char zeros[sizeof(folioi_superblock)];
 static int system_open(void *user, const char *path, int flags, mode_t mode)
 {
     (void)user;
-    return open(path, flags, mode);
+    int cancel = cancel_defer();
+    int result = open(path, flags, mode);
+    cancel_allow(cancel);
+    return result;
 }
 
 static int system_close(void *user, int fd)
 {
     (void)user;
-    return close(fd);
+    int cancel = cancel_defer();
+    int result = close(fd);
+    cancel_allow(cancel);
+    return result;
 }
 
 static int system_lock(void *user, int fd)
@@ -50,13 +57,19 @@ static int system_stat(void *user, int fd, struct stat *out)
 static ssize_t system_pread(void *user, int fd, void *data, size_t n, off_t at)
 {
     (void)user;
-    return pread(fd, data, n, at);
+    int cancel = cancel_defer();
+    ssize_t result = pread(fd, data, n, at);
+    cancel_allow(cancel);
+    return result;
 }
 
 static ssize_t system_pwrite(void *user, int fd, const void *data, size_t n, off_t at)
 {
     (void)user;
-    return pwrite(fd, data, n, at);
+    int cancel = cancel_defer();
+    ssize_t result = pwrite(fd, data, n, at);
+    cancel_allow(cancel);
+    return result;
 }
 
 static const folioi_file_ops system_ops = {system_open,  system_close,  system_lock, system_stat,
@@ -113,7 +126,9 @@ folio_status folioi_store_random(uint64_t *out)
 {
     *out = 0;
     while (*out == 0) {
+        int cancel = cancel_defer();
         ssize_t n = getrandom(out, sizeof *out, 0);
+        cancel_allow(cancel);
         if (n == sizeof *out) continue;
         *out = 0;
         if (n < 0 && errno != EINTR)

@@ -163,7 +163,9 @@ void folioi_mover_stop(folio_pool *pool)
         m->quit = true;
         pthread_cond_signal(&m->wake);
         pthread_mutex_unlock(&pool->lock);
+        int cancel = cancel_defer();
         pthread_join(m->thread, NULL);
+        cancel_allow(cancel);
     }
     pthread_cond_destroy(&m->wake);
     pthread_cond_destroy(&m->ended);

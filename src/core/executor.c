@@ -6,6 +6,7 @@
  */
 #include "core/executor.h"
 
+#include "core/cancel.h"
 #include "core/context.h"
 
 #include <pthread.h>
@@ -197,6 +198,7 @@ static void *worker_main(void *arg)
 
 static void run_job(folioi_threads *threads, int64_t count, folio_task_fn fn, void *task)
 {
+    int cancel = cancel_defer(); /* workers use the caller's stack */
     uint64_t job = (atomic_load(&threads->state) >> JOB_SHIFT) + 1;
     threads->fn = fn;
     threads->task = task;
@@ -207,6 +209,8 @@ static void run_job(folioi_threads *threads, int64_t count, folio_task_fn fn, vo
     atomic_fetch_and(&threads->state, ~OPEN);
     /* in a child process that fn made, the workers inside are not there to leave */
     if (getpid() == threads->process) await_empty(threads);
+    atomic_store(&threads->busy, false);
+    cancel_allow(cancel);
 }
 
 void folioi_parallel(const folio_context *ctx, int64_t count, folio_task_fn fn, void *task)
@@ -218,7 +222,6 @@ void folioi_parallel(const folio_context *ctx, int64_t count, folio_task_fn fn, 
     } else if (count > 1 && threads != NULL && getpid() == threads->process &&
                !atomic_exchange(&threads->busy, true)) {
         run_job(threads, count, fn, task);
-        atomic_store(&threads->busy, false);
     } else {
         for (int64_t i = 0; i < count; i++) fn(task, i);
     }
@@ -300,11 +303,13 @@ folio_status folioi_threads_create(const folio_allocator *a, int32_t num_threads
 
 static void end_workers(folioi_threads *threads)
 {
+    int cancel = cancel_defer();
     pthread_mutex_lock(&threads->lock);
     atomic_fetch_or(&threads->state, QUIT);
     pthread_cond_broadcast(&threads->wake);
     pthread_mutex_unlock(&threads->lock);
     for (int32_t i = 0; i < threads->num_workers; i++) pthread_join(threads->workers[i].id, NULL);
+    cancel_allow(cancel);
     pthread_cond_destroy(&threads->done);
     pthread_cond_destroy(&threads->wake);
     pthread_mutex_destroy(&threads->lock);

@@ -249,6 +249,36 @@ static int count_awake(void)
     return awake;
 }
 
+/* A thread that is cancelled while workers compute for it ends when they have: they use its stack. */
+static void run_slowly(void *task, int64_t i)
+{
+    if (i > 0) usleep(50000); /* longer than the caller looks before it sleeps */
+    count_run(task, i);
+}
+
+static void *run_cancelled(void *arg)
+{
+    tally *t = arg;
+    pthread_cancel(pthread_self());
+    run(t->threads, 2, run_slowly, t);
+    atomic_fetch_add(&t->runs[2], 1);
+    pthread_testcancel();
+    return NULL;
+}
+
+TEST(threads, a_cancelled_caller_waits_for_its_workers)
+{
+    tally t = {.threads = open_threads(2)};
+    for (int i = 1; i <= 3; i++) {
+        pthread_t caller;
+        void *result = NULL;
+        REQUIRE_TEST(pthread_create(&caller, NULL, run_cancelled, &t) == 0);
+        CHECK(pthread_join(caller, &result) == 0 && result == PTHREAD_CANCELED);
+        for (int k = 0; k < 3; k++) CHECK_INT(atomic_load(&t.runs[k]), i);
+    }
+    folioi_threads_destroy(t.threads);
+}
+
 /* Not how soon, only that they do: a pool that looks for work for ever never gets there. */
 TEST(threads, idle_threads_sleep)
 {

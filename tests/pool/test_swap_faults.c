@@ -4,6 +4,7 @@
  * Nothing may be lost that the caller was not told of, and what comes back is right: every row
  * computed from it has the bits it has alone.
  */
+#include "cache/pool.h"
 #include "pool/generation_rig.h"
 
 #include <fcntl.h>
@@ -152,6 +153,36 @@ TEST(swap_faults, every_allocation_may_fail)
         check_allocations(&gen_windowed, (operation)op, true);
         check_allocations(&gen_translating, (operation)op, false);
     }
+}
+
+/* A thread that is cancelled while it waits for a swap ends after that, and leaves the pool to the others. */
+static void *swap_cancelled(void *arg)
+{
+    fragile *f = arg;
+    pthread_cancel(pthread_self());
+    CHECK_OK(folio_sequence_swap_out(f->s, FOLIO_TIER_DISK, NULL, NULL));
+    CHECK_OK(folio_sequence_swap_in(f->s, NULL, NULL));
+    CHECK_OK(folio_pool_forget(f->w.p.pool));
+    pthread_testcancel();
+    return NULL;
+}
+
+TEST(swap_faults, a_cancelled_thread_leaves_the_pool)
+{
+    fragile f = {.counter = {0}};
+    folio_allocator allocator = support_allocator(&f.counter);
+    REQUIRE_TEST(gen_world_model(&f.w, &gen_small, &allocator));
+    REQUIRE_TEST(prepare(&f, OUT_DISK));
+    pthread_t thread;
+    void *result = NULL;
+    REQUIRE_TEST(pthread_create(&thread, NULL, swap_cancelled, &f) == 0);
+    CHECK(pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED);
+    REQUIRE_TEST(pthread_mutex_trylock(&f.w.p.pool->lock) == 0);
+    pthread_mutex_unlock(&f.w.p.pool->lock);
+    gen_end(&f.w.p, f.s, &f.w.r[0]); /* all its tokens are there */
+    gen_pool_close(&f.w.p);
+    unlink(f.w.store);
+    gen_world_close(&f.w);
 }
 
 TEST(swap_faults, a_pool_with_tiers_needs_all_its_memory)
