@@ -90,6 +90,10 @@ int main(int argc, char **argv)
         print_help();
         return EXIT_USAGE;
     }
+    for (int i = 1; i < argc; i++) /* errors show arguments on the terminal */
+        for (const char *c = argv[i]; *c; c++)
+            if ((unsigned char)*c < 0x20 || *c == 0x7f)
+                return args_complain("", "argument %d has a control character", i);
     int status = run(argc - 1, argv + 1);
     if (fflush(stdout) != 0 || ferror(stdout)) {
         fprintf(stderr, "folio: standard output cannot be written\n");

@@ -13,9 +13,12 @@ static void add(table *t, const char *text)
         t->cells = realloc(t->cells, (size_t)t->capacity * sizeof *t->cells);
         if (t->cells == NULL) abort();
     }
-    char *copy = malloc(strlen(text) + 1);
+    char *copy = malloc(2 * strlen(text) + 1), *to = copy;
     if (copy == NULL) abort();
-    t->cells[t->num_cells++] = strcpy(copy, text);
+    for (; *text; *to++ = *text++)
+        if (*text == '|') *to++ = '\\'; /* in Markdown it would end the cell */
+    *to = '\0';
+    t->cells[t->num_cells++] = copy;
 }
 
 void table_head(table *t, char align, const char *name)

@@ -100,8 +100,20 @@ static bool read_case(const json_value *v, saved_case *c, json_error *error)
     return true;
 }
 
+/* Saved texts go to a terminal: control characters, which a file may bring as \\u001b, become question marks. */
+static void tame(json_value *v)
+{
+    for (char *c = v->kind == JSON_STRING ? v->text : NULL; c && *c; c++) {
+        bool c1 = (unsigned char)c[0] == 0xc2 && (unsigned char)c[1] < 0xa0;
+        if ((unsigned char)*c < 0x20 || *c == 0x7f || c1) *c = '?';
+        if (c1) *++c = '?';
+    }
+    for (json_value *m = v->first; m; m = m->next) tame(m);
+}
+
 bool saved_from_tree(saved_run *r, json_value *tree, json_error *error)
 {
+    tame(tree);
     const json_value *results = json_member(tree, "results");
     *r = (saved_run){.tree = tree,
                      .version = json_text(tree, "version"),

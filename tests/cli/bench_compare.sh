@@ -52,6 +52,13 @@ verdict q1:1.00:0.0::4 q1:2.00:0.0 'few reps'
 verdict q1:1.00:0.0 q1:2.00:0.0::4 'few reps'
 verdict q1:1.00:0.0::5 q1:2.00:0.0::5 slower
 
+# ---- What a file says is not what the terminal does --------------------------------------------
+saved '\u001b[31mC\u009b' 'q1|\u001b]0;x\u0007:1' >before.json
+saved '\u001b[31mD\u009b' 'q1|\u001b]0;x\u0007:1' 'q2\u007f:1' >now.json
+compare before.json now.json
+check "no control characters from a saved run" sh -c '! tr -d "\n" <out | grep -q "[[:cntrl:]]" && ! grep -q "$(printf "\302\233")" out'
+check "a case's name ends no cell" grep -qF '| q1\|?]0;x? |' out
+
 # ---- With a share, which has to confirm; its noise has the ceilings' spreads too ----------------
 verdict q1:1.00::0.80 q1:1.20::0.66 slower
 verdict q1:1.20::0.66 q1:1.00::0.80 faster

@@ -161,6 +161,8 @@ expect 2 err "^folio completion: SHELL is one of bash|zsh|fish, not 'tcsh'" comp
 expect 2 err '^folio completion: which shell?' completion
 expect 2 err "^folio completion: unexpected argument 'zsh'" completion bash zsh
 
+expect 2 err '^folio: argument 2 has a control character' bench "$(printf 'x\033[31m')"
+
 # ---- Colour: on a terminal, unless NO_COLOR is set and not empty ------------------------------------
 # codes ENV...: how many lines of the demo have colour codes on a terminal.
 codes() {
