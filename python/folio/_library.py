@@ -150,6 +150,10 @@ class Handle:
         if not self._pins:
             self._end()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Not copied nor pickled: two objects would end the same memory, and other processes do not have it."""
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: it stands for memory of this process")
+
     def _pin(self, user: int) -> None:
         self._pins.add(user)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 from typing import Any, Callable
@@ -135,6 +137,16 @@ def test_sequences_of_a_closed_pool() -> None:
         with pytest.raises(folio.ArgumentError, match="^the Pool of this Sequence is closed$"):
             call()
     o.sequence.close()  # which is still allowed
+
+
+def test_objects_are_not_copied() -> None:
+    """A second object would end the same memory; another process does not have it."""
+    o = Objects()
+    context = folio.Context("reference")
+    for one in (context, o.cache, o.attention, o.plan, o.batch, o.pool, o.sequence):
+        for copy_of in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match=f"^a {type(one).__name__} cannot be copied or pickled"):
+                copy_of(one)
 
 
 def test_bias_may_be_larger_than_the_batch() -> None:
