@@ -62,6 +62,9 @@ static folio_status check_struct(const void *p, size_t known, const char *name, 
     REQUIRE(*size >= sizeof *size && *size <= MAX_STRUCT,
             "%s: struct_size is %zu, outside [%zu, %d]; FOLIO_INIT and FOLIO_WITH set it", name,
             *size, sizeof *size, MAX_STRUCT);
+    REQUIRE(*size % sizeof *size == 0,
+            "%s: struct_size is %zu, no multiple of %zu: no version of the struct has this size",
+            name, *size, sizeof *size); /* it could end inside a pointer */
     const unsigned char *bytes = p;
     for (size_t i = known; i < *size; i++)
         REQUIRE(
