@@ -16,6 +16,7 @@ static const double min_noise = 0.02;
 static bool agree(const saved_run *r, const saved_case *a, const saved_case *b, bool places)
 {
     char x[64], y[64];
+    if (places ? a->place != b->place : a->work != b->work) return false;
     for (int i = 0; i < SAVED_NUM_FIELDS; i++) {
         const saved_field *f = &saved_fields[i];
         if (saved_is_place(r, f) != places) continue;

@@ -49,12 +49,11 @@ void saved_add_part(char *text, size_t size, const char *label, const char *valu
 }
 
 /* Is a field of some case of the run another than this? */
-static bool differs(const saved_run *r, const saved_field *f, const char *value)
+static bool differs(const saved_run *r, int field, const char *value)
 {
-    char other[64];
-    for (int i = 0; i < r->num_cases; i++)
-        if (strcmp(saved_value(&r->cases[i], f, other, sizeof other), value) != 0) return true;
-    return false;
+    char first[64];
+    return r->varies[field] ||
+           strcmp(saved_value(&r->cases[0], &saved_fields[field], first, sizeof first), value) != 0;
 }
 
 const char *saved_name(const saved_case *of, const saved_run *own, const saved_run *other,
@@ -66,7 +65,7 @@ const char *saved_name(const saved_case *of, const saved_run *own, const saved_r
         const saved_field *f = &saved_fields[i];
         bool both = other && (other_places || !saved_is_place(own, f));
         saved_value(of, f, value, sizeof value);
-        if (!differs(own, f, value) && !(both && differs(other, f, value))) continue;
+        if (!differs(own, i, value) && !(both && differs(other, i, value))) continue;
         bool as_dtype = strcmp(f->key, "kv_dtype") == 0 &&
                         strcmp(json_text(of->of, "dtype"), json_text(of->of, f->key)) == 0;
         if (strcmp(value, f->usual) != 0 && !as_dtype && strcmp(f->key, "section") != 0)
@@ -111,6 +110,25 @@ static void tame(json_value *v)
     for (json_value *m = v->first; m; m = m->next) tame(m);
 }
 
+/* What would take all pairs of cases to find out again. */
+static void survey(saved_run *r)
+{
+    char first[64], value[64];
+    for (int f = 0; f < SAVED_NUM_FIELDS; f++) {
+        const saved_field *field = &saved_fields[f];
+        saved_value(&r->cases[0], field, first, sizeof first);
+        for (int i = 0; i < r->num_cases; i++) {
+            saved_case *c = &r->cases[i];
+            uint64_t *hash = saved_is_place(r, field) ? &c->place : &c->work;
+            saved_value(c, field, value, sizeof value);
+            if (strcmp(first, value) != 0) r->varies[f] = true;
+            for (const char *v = value; *v; v++)
+                *hash = (*hash ^ (unsigned char)*v) * 0x100000001b3;
+            *hash = (*hash ^ 0x100) * 0x100000001b3; /* the end of a value */
+        }
+    }
+}
+
 bool saved_from_tree(saved_run *r, json_value *tree, json_error *error)
 {
     tame(tree);
@@ -128,7 +146,8 @@ bool saved_from_tree(saved_run *r, json_value *tree, json_error *error)
     r->cases = bench_alloc(count, sizeof *r->cases);
     for (const json_value *v = ok ? results->first : NULL; v && ok; v = v->next)
         ok = read_case(v, &r->cases[r->num_cases++], error);
-    if (!ok) saved_free(r);
+    if (ok) survey(r);
+    else saved_free(r);
     return ok;
 }
 

@@ -19,13 +19,17 @@ typedef struct saved_case {
     double ceiling_value, ceiling_spread, share;
     double
         steady; /* the same of the median of the ceiling's samples, which moves with a busy machine */
+    uint64_t work, place; /* hashes of its fields of a kind: others are another's */
 } saved_case;
+
+enum { SAVED_NUM_FIELDS = 17 };
 
 typedef struct saved_run {
     json_value *tree;
     const char *version, *cpu, *device, *topic;
     saved_case *cases;
     int num_cases;
+    bool varies[SAVED_NUM_FIELDS]; /* not all cases have the first one's value */
 } saved_run;
 
 /* Takes the tree, which saved_free frees. False: error says what is missing where; nothing needs freeing. */
@@ -44,7 +48,6 @@ typedef struct saved_field {
     bool is_place;
 } saved_field;
 
-enum { SAVED_NUM_FIELDS = 17 };
 extern const saved_field saved_fields[SAVED_NUM_FIELDS];
 
 bool saved_is_place(const saved_run *r, const saved_field *f);
