@@ -482,20 +482,21 @@ def test_compiled_equals_eager(device):
     assert torch.equal(pages.k[pages.table[0, 0], 3], k[0])  # the caller's pages were written
 
 
-@pytest.mark.slow
 def test_opcheck(device):
     torch.manual_seed(17)
     q, k = rows(10, 4, 64, device), rows(10, 2, 64, device)
     cu, ops = starts_of([3, 7], device), torch.ops.folio
-    common = (None, True, -1, -1, 0.0, None)
-    torch.library.opcheck(ops.flash_attn_varlen.default, (q, k, k, cu, cu, 7, 7, *common, None, None, None, True))
-    torch.library.opcheck(ops.flash_attn_varlen_out.default,
-                          (q, k, k, cu, cu, 7, 7, *common, None, None, None, False, torch.empty_like(q)))
-    torch.library.opcheck(ops.flash_attn.default, (q[None], k[None], k[None], *common, None, True))
     cache = torch.randn(2, 8, 2, 64, device=device)
-    torch.library.opcheck(ops.flash_attn_kvcache.default,
-                          (q[:2, None], cache, cache.clone(), k[:2, None], k[:2, None], None, None,
-                           ints([1, 5], device), None, None, None, None, True, -1, -1, 0.0, True, None, None, True))
+    varlen = {"q": q, "k": k, "v": k, "cu_q": cu, "cu_k": cu, "max_q": 7, "max_k": 7}
+    stored = {"q": q[:2, None], "k_cache": cache, "v_cache": cache.clone(), "k": k[:2, None], "v": k[:2, None],
+              "lens": ints([1, 5], device), "interleaved": True}
+    calls = [(ops.flash_attn_varlen, varlen, True), (ops.flash_attn_varlen_out, varlen | {"out": torch.empty_like(q)}, False),
+             (ops.flash_attn, {"q": q[None], "k": k[None], "v": k[None]}, True), (ops.flash_attn_kvcache, stored, True)]
+    for operator, given, lse in calls:  # by name: all that is left out is None
+        given |= {"causal": True, "left": -1, "right": -1, "softcap": 0.0, "lse": lse}
+        names = [a.name for a in operator.default._schema.arguments]
+        assert given.keys() <= set(names)
+        torch.library.opcheck(operator.default, tuple(given.get(name) for name in names))
 
 
 def test_cuda_graph(device):
