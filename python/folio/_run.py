@@ -47,6 +47,12 @@ class Torch:
         return sys.modules["torch"].empty_like(like)
 
 
+def compiling() -> bool:
+    """Whether torch.compile traces this call."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()
+
+
 def refuse_gradients(*tensors: Any) -> None:
     """There is no backward pass: raises if one of these tensors requires a gradient. Call it in grad mode."""
     if any(getattr(t, "requires_grad", False) for t in tensors):
