@@ -141,7 +141,7 @@ def lse_array(context: Context, value: Any, name: str, tokens: int, heads: int, 
                             f"[{tokens}, {heads}]")
     if written and not a.writable:
         raise ArgumentError(f"{name} is read-only")
-    if any(n > 1 and s <= 0 for n, s in zip(a.shape, a.strides)):
+    if tokens and any(n > 1 and s <= 0 for n, s in zip(a.shape, a.strides)):
         raise ArgumentError(f"{name} has strides {tuple(a.strides)}; they must be positive")
     return a
 

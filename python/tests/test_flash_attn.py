@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -295,6 +296,7 @@ CACHED = {  # how a call differs from one of three queries and three new tokens 
     "ragged reads": {"queries": [3, 0, 9, 1], "new": None, "causal": False},
     "ragged more new": {"queries": [3, 0, 9, 1], "new": [2, 4, 9, 0]},
     "ragged fixed new": {"queries": [3, 1, 9, 1], "new": [2, 2, 2, 2], "new_fixed": True},
+    "ragged rows behind": {"queries": [3, 0, 9, 1], "new": [2, 4, 9, 0], "behind": 3},
     "ragged rotary": {"queries": [3, 0, 9, 1], "rotary": 64},
     "ragged rotary new not causal": {"queries": [3, 0, 9, 1], "new": [2, 4, 9, 0], "rotary": 32, "causal": False},
     "new is ragged": {"new": [2, 4, 9, 0], "new_ragged": True},
@@ -309,6 +311,7 @@ CACHED = {  # how a call differs from one of three queries and three new tokens 
     "latent leftpad": {"latent": True, "leftpad": [3, 1, 0, 7]},
     "fp8": {"fp8": [0.5, 0.02]},
     "fp8 more new": {"fp8": [0.5, 0.02], "new": [5, 5, 5, 5]},
+    "fp8 saturates": {"fp8": [0.001, 0.002], "new": [5, 5, 5, 5]},
     "fp8 of each": {"fp8": [[0.5, 0.02], [1.5, 0.5], [0.1, 0.2], [0.01, 1.0]]},
     "fp8 latent more new": {"fp8": [0.5], "latent": True, "new": [5, 5, 5, 5]},
     "fp8 of each ragged": {"fp8": [[0.5, 0.02], [1.5, 0.5], [0.1, 0.2], [0.01, 1.0]], "queries": [3, 0, 9, 1],
@@ -321,7 +324,7 @@ class CachedCall:
 
     def __init__(self, device, paged, *, queries=None, new=(3, 3, 3, 3), new_fixed=False, new_ragged=False,
                  leftpad=None, rotary=0, rotary_at=None, pairs=False, causal=True, window=(-1, -1), slopes=False,
-                 latent=False, fp8=None, index=None):
+                 latent=False, fp8=None, index=None, behind=0):
         torch.manual_seed(21)
         self.before, self.leftpad, page, room = [7, 4, 20, 9], leftpad or [0] * 4, 4, 40
         self.q_lens = queries or [3] * 4
@@ -348,6 +351,8 @@ class CachedCall:
         q = rows(sum(self.q_lens), 4, size, device)
         k, v = rows(sum(self.new), self.kv_heads, size, device), rows(sum(self.new), self.kv_heads, v_size, device)
         self.qs, self.ks, self.vs = split(q, self.q_lens), split(k, self.new), split(v, self.new)
+        if behind:  # rows behind the last sequence, with the last of which a write would show
+            q, k, v = (torch.cat([x, x.new_full((behind, *x.shape[1:]), 5.0)]) for x in (q, k, v))
         qv = rows(sum(self.q_lens), 4, v_size, device) if latent else None
         self.qvs = split(qv, self.q_lens) if latent else None
         self.options = {"causal": causal, "window": window}
@@ -393,9 +398,12 @@ class CachedCall:
     def place(self, i, t):
         return (self.table[i][t // self.page], t % self.page) if self.paged else (self.index[i], t)
 
-    def check(self):
+    def check(self, kind=lambda x: x):
+        """kind: what makes the arrays of the call from tensors, in the same memory."""
         memory = [(x.float().cpu().clone(), x) for x in (self.k_cache, self.v_cache)]
-        out, lse = flash_attn_with_kvcache(self.q, self.k_cache, self.v_cache, return_softmax_lse=True, **self.given)
+        out, lse = flash_attn_with_kvcache(*map(kind, (self.q, self.k_cache, self.v_cache)), return_softmax_lse=True,
+                                           **{name: kind(x) for name, x in self.given.items()})
+        out, lse = torch.as_tensor(out), torch.as_tensor(lse)
         if self.q.dim() == 4:
             out, lse = out.flatten(0, 1), lse.transpose(0, 1).flatten(1)
         want, want_lse, size = [], [], self.q.shape[-1]
@@ -405,7 +413,7 @@ class CachedCall:
                 q = rotated(q, self.angles, first + np.arange(len(q)) * self.turns, self.pairs)
                 k = rotated(k, self.angles, first + np.arange(len(k)), self.pairs)
             part, k_scale, v_scale = slice(self.leftpad[i], None), self.scales[i, :, None], self.v_scales[i, :, None]
-            new_k, new_v = ((x.cpu().double() / s).to(torch.float32).to(self.dtype).double() if self.scaled
+            new_k, new_v = ((x.cpu().double() / s).float().clamp(-448, 448).to(self.dtype).double() if self.scaled
                             else x.cpu().double() for x, s in ((k, k_scale), (self.vs[i], v_scale)))
             full_k = torch.cat([self.keys[i][part].cpu().double(), new_k]) * k_scale
             full_v = torch.cat([self.values[i][part].cpu().double(), new_v]) * v_scale
@@ -420,8 +428,10 @@ class CachedCall:
                 full_k = torch.cat([full_v, full_k], -1)
             a, b = attention(q, full_k, full_v, slopes=None if self.slopes is None else self.slopes[i], **self.options)
             want.append(a), want_lse.append(b)
-        check(out, torch.cat(want))
-        check(lse, torch.cat(want_lse).T, "lse")
+        total = sum(self.q_lens)
+        check(out[:total], torch.cat(want))
+        check(lse[:, :total], torch.cat(want_lse).T, "lse")
+        assert (out[total:] == 0).all() and (lse[:, total:] == -torch.inf).all()
         for before, now in memory:  # nothing else was
             assert torch.equal(before.nan_to_num(77), now.float().cpu().nan_to_num(77))
 
@@ -431,6 +441,8 @@ class CachedCall:
 
 
 def check_case(device, paged, case, on_gpu):
+    if on_gpu and "behind" in case:
+        pytest.skip("on a GPU all rows of k are stored")
     call = CachedCall(device, paged, **CACHED[case])
     if on_gpu and "of each" in case:
         with pytest.raises(folio.UnsupportedError, match="a row for each sequence; that is supported on the host"):
@@ -443,6 +455,18 @@ def check_case(device, paged, case, on_gpu):
 @pytest.mark.parametrize("paged", [False, True], ids=["rows", "pages"])
 def test_with_kvcache_cases(device, case, paged):
     check_case(device, paged, case, device == "cuda")
+
+
+@pytest.mark.parametrize("case", CACHED)
+def test_with_kvcache_cases_of_numpy(case):
+    def array(x):
+        if not isinstance(x, torch.Tensor):
+            return x
+        if x.dtype == torch.float8_e4m3fn:
+            return x.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)
+        return x.numpy()
+
+    CachedCall("cpu", True, **CACHED[case]).check(array)
 
 
 def test_numpy_arrays():
@@ -461,6 +485,8 @@ def test_numpy_arrays():
         want, want_lse = attention(torch.from_numpy(q4[i]), torch.from_numpy(k4[i]), torch.from_numpy(k4[i]))
         check(torch.from_numpy(out[i]), want)
         check(torch.from_numpy(lse[i]), want_lse.T)
+    none, lens = k.numpy()[:0], (np.array([0, 0], np.int32), np.array([0, 10], np.int32))
+    assert flash_attn_varlen_func(none, k.numpy(), k.numpy(), *lens, 0, 10, return_softmax_lse=True)[1].shape == (2, 0)
     cache = np.zeros((2, 16, 2, 64), np.float32)
     out = flash_attn_with_kvcache(q4, cache, cache.copy(), k4[:, :1], k4[:, :1],
                                   cache_seqlens=np.array([0, 2], np.int32))
@@ -686,9 +712,14 @@ def test_latent_heads(device, paged, k_lens):
     held = torch.cat(pages.keys)
     k, options = pages.k if paged else held, {"block_table": pages.table} if paged else {}
     starts = starts_of(Q_LENS, device), starts_of(k_lens, device)
+    both = torch.cat([qv, q], -1)
+    for heads, k_heads in ((both, k), (q, k[..., 128:])):  # the same rows and memory without qv
+        out = flash_attn_varlen_func(heads, k_heads, k[..., :128], *starts, 40, max(k_lens), causal=True, **options)
+        first = 192 - k_heads.shape[-1]
+        check(out, expected(split(heads, Q_LENS), [x[..., first:] for x in pages.keys],
+                            [x[..., :128] for x in pages.keys])[0])
     out, lse = flash_attn_varlen_func(q, k[..., 128:], k[..., :128], *starts, 40, max(k_lens), causal=True, qv=qv,
                                       return_softmax_lse=True, **options)
-    both = torch.cat([qv, q], -1)
     want, want_lse = expected(split(both, Q_LENS), pages.keys, [x[..., :128] for x in pages.keys])
     check(out, want)
     check(lse, want_lse, "lse")

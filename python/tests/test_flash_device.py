@@ -133,6 +133,15 @@ def test_latent_heads(k_lens):
         flash.test_latent_heads("cpu", paged, k_lens)
 
 
+def test_one_row_of_slopes_for_all():
+    """As expand() makes it; other rows would have to be read."""
+    slopes, q, k = torch.rand(4), torch.randn(3, 2, 4, 64), torch.randn(3, 5, 2, 64)
+    out = flash.flash_attn_func(q, k, k, causal=True, alibi_slopes=slopes.expand(3, 4))
+    assert torch.equal(out, flash.flash_attn_func(q, k, k, causal=True, alibi_slopes=slopes))
+    with pytest.raises(folio.UnsupportedError, match="a row for each sequence; that is supported on the host"):
+        flash.flash_attn_func(q, k, k, causal=True, alibi_slopes=slopes.expand(3, 4).clone())
+
+
 def test_heads_of_other_sizes():
     for sizes in ((59, 59), (40, 59), (59, 40)):
         flash.test_heads_of_other_sizes("cpu", sizes, True)
