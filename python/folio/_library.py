@@ -8,7 +8,7 @@ import os
 import struct
 import weakref
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
 from . import _abi as abi
 from . import errors
@@ -119,6 +119,9 @@ def text(value: Optional[bytes]) -> str:
     return value.decode() if value else ""
 
 
+_Self = TypeVar("_Self", bound="Handle")  # typing.Self needs Python 3.11
+
+
 class Handle:
     """An object of the library. It ends with this Python object, or at close().
 
@@ -162,7 +165,7 @@ class Handle:
         if not self._handle and not self._pins:
             self._end()
 
-    def __enter__(self) -> Any:
+    def __enter__(self: _Self) -> _Self:
         return self
 
     def __exit__(self, *_: Any) -> None:

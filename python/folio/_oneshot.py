@@ -56,20 +56,23 @@ _for_good: list = []  # the plans of graphs, which may outlive the thread that c
 
 
 def attention(context: Context, heads: int, kv_heads: int, size: int, v_size: int, dtype: Any, kv_dtype: Any,
-              scale: Optional[float], window: Optional[tuple], soft_cap: Optional[float]) -> Attention:
-    key = (context, heads, kv_heads, size, v_size, dtype, kv_dtype, scale, window, soft_cap)
+              scale: Optional[float], window: Optional[tuple], soft_cap: Optional[float],
+              v_in_k: bool = False) -> Attention:
+    key = (context, heads, kv_heads, size, v_size, dtype, kv_dtype, scale, window, soft_cap, v_in_k)
     return kept.attentions.find(key, lambda: Attention(
         context, num_heads=heads, num_kv_heads=kv_heads, head_size=size, v_head_size=v_size, dtype=dtype,
-        kv_dtype=kv_dtype, scale=scale, window=window, soft_cap=soft_cap))
+        kv_dtype=kv_dtype, scale=scale, window=window, soft_cap=soft_cap, v_in_k=v_in_k))
 
 
 def wrap(context: Context, k: Array, v: Array, num_blocks: int, block_size: int, heads: int, k_strides: tuple,
-         v_strides: tuple) -> KVCache:
-    """A cache in memory of the caller. Strides: elements from one block, token and head to the next."""
+         v_strides: tuple, v_in_k: bool = False) -> KVCache:
+    """A cache in memory of the caller. Strides: elements from one block, token and head to the next. v_in_k: of v
+    only the size counts."""
     key = (context, k.data, v.data, k.dtype, num_blocks, block_size, heads, k.shape[-1], v.shape[-1], k_strides,
-           v_strides)
+           v_strides, v_in_k)
     return kept.caches.find(key, lambda: KVCache._strided(
-        context, [k], [v], (num_blocks, block_size, heads), k_strides, v_strides, v.shape[-1]))
+        context, [k], [] if v_in_k else [v], (num_blocks, block_size, heads), k_strides, v_strides, v.shape[-1],
+        v_in_k))
 
 
 def block_of(count: int) -> int:
@@ -83,18 +86,18 @@ def block_of(count: int) -> int:
     return best
 
 
-def cache_rows(context: Context, k: Array, v: Array) -> tuple:
+def cache_rows(context: Context, k: Array, v: Array, v_in_k: bool = False) -> tuple:
     """K and V [rows, max_len, kv_heads, size] as a cache, and how many blocks a row has."""
     rows, count, heads, _ = k.shape
     size = block_of(count)
-    strides = []
+    strides: list[Any] = []
     for name, a in (("k", k), ("v", v)):
         row, token, head, _ = a.strides
         if size < count and row != count * token and rows > 1:
             raise UnsupportedError(f"{name} has {count} rows for each sequence, more than the {MAX_BLOCK} of a block, "
                                    f"and strides {tuple(a.strides)}; its first two dims must have no gap")
         strides.append((row if size == count else size * token, token, head))
-    return wrap(context, k, v, rows * (count // size), size, heads, *strides), count // size
+    return wrap(context, k, v, rows * (count // size), size, heads, strides[0], strides[1], v_in_k), count // size
 
 
 def limit(n: int) -> int:
@@ -161,7 +164,7 @@ class _Planned:
 
 def host_forward(at: Attention, step: HostStep, q: Any, out: Any, lse: Any, *, k: Any = None, v: Any = None,
                  cache: Optional[KVCache] = None, slopes: Any = None, sinks: Any = None, bias: Any = None,
-                 rotary: Any = None) -> None:
+                 rotary: Any = None, k_head_scales: Any = None, v_head_scales: Any = None) -> None:
     """Attention with a step in host memory. With a cache: over its blocks, after k and v (if given) were stored as the
     last keys of each sequence. Without one: over k and v, one sequence after another."""
     block_size, num_blocks = (cache.block_size, cache.num_blocks) if cache is not None else (0, 0)
@@ -173,8 +176,9 @@ def host_forward(at: Attention, step: HostStep, q: Any, out: Any, lse: Any, *, k
         planned.plan.update(planned.batch)
         planned.step = step
     tail = b""
-    if slopes is not None or sinks is not None or bias is not None or rotary is not None:
-        tail, keep = options(at.context, at, slopes, sinks, bias, rotary=rotary)
+    if (slopes is not None or sinks is not None or bias is not None or rotary is not None or k_head_scales is not None
+            or v_head_scales is not None):
+        tail, keep = options(at.context, at, slopes, sinks, bias, 0.0, 0.0, k_head_scales, v_head_scales, rotary)
     run_layer(attention_forward, (planned.plan._handle, 0, TYPES[step.kind]), at.context, at, q, k, v, cache, 0,
               out, lse, tail)
 
@@ -203,14 +207,3 @@ def device_plan(at: Attention, block_size: int, num_blocks: int, seqs: int, toke
     return kept.plans.find((*key, stream), lambda: Plan(
         at, block_size=block_size, num_blocks=num_blocks, max_seqs=limits[0], max_query_tokens=limits[1],
         max_query_len=limits[2], max_seq_len=longest))
-
-
-def not_causal(count: int, like: Any) -> Any:
-    """int32 [count] of FOLIO_CAUSAL_NO where `like` is."""
-    return like.new_full((count,), abi.FOLIO_CAUSAL_NO, dtype=_int32())
-
-
-def _int32() -> Any:
-    import torch
-
-    return torch.int32

@@ -47,6 +47,12 @@ class Torch:
         return sys.modules["torch"].empty_like(like)
 
 
+def compiling() -> bool:
+    """Whether torch.compile traces this call."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()
+
+
 def refuse_gradients(*tensors: Any) -> None:
     """There is no backward pass: raises if one of these tensors requires a gradient. Call it in grad mode."""
     if any(getattr(t, "requires_grad", False) for t in tensors):
@@ -135,7 +141,7 @@ def lse_array(context: Context, value: Any, name: str, tokens: int, heads: int, 
                             f"[{tokens}, {heads}]")
     if written and not a.writable:
         raise ArgumentError(f"{name} is read-only")
-    if any(n > 1 and s <= 0 for n, s in zip(a.shape, a.strides)):
+    if tokens and any(n > 1 and s <= 0 for n, s in zip(a.shape, a.strides)):
         raise ArgumentError(f"{name} has strides {tuple(a.strides)}; they must be positive")
     return a
 

@@ -137,7 +137,7 @@ class Batch(Handle):
         check(lib.folio_batch_add_sequences(self._as_parameter_, integer(layer_group, "layer_group"), array,
                                             len(handles), run_of(self.context, None, stream)))
 
-    def info(self) -> dict:
+    def info(self) -> dict[str, Any]:
         """Counts: num_seqs, num_query_tokens, num_prefills, num_decodes, max_seq_len and so on."""
         return _fields(fill(lib.folio_batch_get_info, self, abi.folio_batch_info))
 

@@ -73,9 +73,10 @@ class KVCache(Handle):
     def _describe(self) -> None:
         view = self._view(0)
         desc = ctypes.cast(view.desc, ctypes.POINTER(abi.folio_kv_cache_desc)).contents
-        self.num_blocks, self.num_layers, self.block_size = desc.num_blocks, desc.num_layers, desc.block_size
-        self.num_kv_heads, self.head_size = desc.num_kv_heads, desc.k_head_size
-        self.v_head_size, self.v_in_k = desc.v_head_size or desc.k_head_size, bool(desc.v_in_k)
+        self.num_blocks, self.num_layers = int(desc.num_blocks), int(desc.num_layers)
+        self.block_size, self.num_kv_heads = int(desc.block_size), int(desc.num_kv_heads)
+        self.head_size, self.v_head_size = int(desc.k_head_size), int(desc.v_head_size or desc.k_head_size)
+        self.v_in_k = bool(desc.v_in_k)
         self.dtype, self.layout = DTYPE_NAMES[desc.dtype], text(lib.folio_layout_name(desc.layout))
 
     def _view(self, layer: int) -> Any:

@@ -110,8 +110,8 @@ class Context(Handle):
         self.backend = text(info.backend)
         self.level = text(info.level)
         self.device_name = text(info.device)
-        self.num_threads = info.num_threads
-        self.num_kernels = info.num_kernels
+        self.num_threads = int(info.num_threads)
+        self.num_kernels = int(info.num_kernels)
         self.place = ("cuda", device) if self.backend == "cuda" else ("cpu", 0)
         self.on_host = self.backend != "cuda"
 

@@ -86,7 +86,7 @@ class DeviceArray(Handle):
 
     def __init__(self, context: Context, shape: tuple, dtype: Any) -> None:
         self.context, self.shape, self._dtype = context, tuple(int(n) for n in shape), dtype_of(dtype)
-        self.nbytes = max(1, int(np.prod(self.shape, dtype=np.int64)) * lib.folio_dtype_size(self._dtype))
+        self.nbytes: int = max(1, int(np.prod(self.shape, dtype=np.int64)) * lib.folio_dtype_size(self._dtype))
         memory = create(lib.folio_memory_create, context, abi.FOLIO_MEMORY_DEVICE, self.nbytes)
         number = next(_numbers)
         context._pin(number)  # the context frees it, so it must be there until then

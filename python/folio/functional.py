@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import Any, Optional, Sequence
 
 import numpy as np
@@ -10,10 +11,10 @@ import numpy as np
 from . import _abi as abi
 from ._arrays import address, array, host_array, table_array
 from ._library import check, handle_of, integer, lib, make, pair
-from ._run import Torch, empty, lse_array, run_of, tensor
+from ._run import Torch, compiling, empty, lse_array, run_of, tensor
 from .batch import causality, rows_table
 from .cache import KVCache
-from .context import Context, given_or_default
+from .context import Context, default_context, given_or_default
 from .errors import ArgumentError, UnsupportedError
 from .plan import Dims, options, run_layer
 
@@ -31,15 +32,16 @@ def attend(q: Any, k: Any = None, v: Any = None, *, cache: Optional[KVCache] = N
     its row of block_tables [seqs, blocks], and each row sees all seq_lens[i] keys of its sequence. Without seq_lens no
     token is cached before. There is no backward pass.
 
-    It plans anew in each call. An engine makes a Plan once.
+    It plans anew in each call. An engine makes a Plan once. Under torch.compile(fullgraph=True) use folio.torch.Layer.
     """
-    qa = array(q)
-    if len(qa.shape) != 3:
-        raise ArgumentError(f"q has shape {tuple(qa.shape)}; it must be [tokens, heads, head_size]")
+    if compiling():
+        sys.modules["torch"]._dynamo.graph_break(msg="folio.attend does not compile: use folio.torch.Layer there")
+    tokens, heads, size = _dims(q, "q", "heads")
     if cache is not None:
         handle_of(cache, KVCache, "cache")
-    ctx = given_or_default(context, qa.device) if context is not None or cache is None else cache.context
-    tokens, heads, size = qa.shape
+    if context is None:
+        context = cache.context if cache is not None else default_context(array(q).device)
+    ctx = given_or_default(context)
     starts = host_array(query_start, np.int32, "query_start")
     lens = host_array(seq_lens, np.int32, "seq_lens")
     tables = table_array(block_tables, "block_tables")
@@ -73,10 +75,10 @@ def attend(q: Any, k: Any = None, v: Any = None, *, cache: Optional[KVCache] = N
                      stream)
 
 
-def _dims(value: Any, name: str) -> tuple:
+def _dims(value: Any, name: str, heads: str = "kv_heads") -> tuple:
     shape = tuple(value.shape if hasattr(value, "shape") else array(value).shape)
     if len(shape) != 3:
-        raise ArgumentError(f"{name} has shape {shape}; it must be [tokens, kv_heads, head_size]")
+        raise ArgumentError(f"{name} has shape {tuple(array(value).shape)}; it must be [tokens, {heads}, head_size]")
     return shape
 
 

@@ -148,7 +148,7 @@ class Plan(Handle):
         """Raises ArgumentError if a sequence of update_device() was rejected on the GPU. Never waits."""
         check(lib.folio_plan_get_findings(self._as_parameter_, None))
 
-    def info(self, attention: int = 0, type: str = "decoder") -> dict:
+    def info(self, attention: int = 0, type: str = "decoder") -> dict[str, Any]:
         """Names of the kernels for this step, and into how many pieces the work was cut."""
         info = make(abi.folio_plan_info)
         check(lib.folio_plan_get_info(self._as_parameter_, integer(attention, "attention"), type_of(type),

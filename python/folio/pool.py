@@ -79,7 +79,7 @@ class Pool(Handle):
         desc = make(abi.folio_sequence_desc, salt=salt, max_tokens=max_tokens)
         return Sequence(self, create(lib.folio_sequence_create, self, ctypes.byref(desc)))
 
-    def stats(self) -> dict:
+    def stats(self) -> dict[str, Any]:
         """Counts of blocks, prefix-cache hits, evictions and moves between tiers."""
         return _fields(fill(lib.folio_pool_get_stats, self, abi.folio_pool_stats))
 
@@ -192,7 +192,7 @@ class Sequence(Handle):
                                         ctypes.byref(computed), run_of(self.pool.context, None, stream), None))
         return computed.value
 
-    def info(self) -> dict:
+    def info(self) -> dict[str, Any]:
         """len, committed_len, matched_len, num_blocks, state and tier."""
         info = _fields(fill(lib.folio_sequence_get_info, self, abi.folio_sequence_info))
         info["state"], info["tier"] = _STATES[info["state"]], _TIER_NAMES[info["tier"]]

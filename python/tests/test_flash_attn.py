@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -11,7 +12,9 @@ from torch_math import DTYPES, attention, check
 
 import folio
 from folio import _oneshot
-from folio.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from folio import flash_attn as package
+from folio.flash_attn import bert_padding, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from folio.flash_attn.layers.rotary import apply_rotary_emb
 
 NAN = float("nan")
 
@@ -262,31 +265,208 @@ def test_with_kvcache_rows_of_several_blocks(device):
     assert torch.equal(caches, kept)
 
 
-@pytest.mark.parametrize("interleaved", [True, False])
-@pytest.mark.parametrize("size", [64, 32])
-def test_with_kvcache_rotary(device, interleaved, size):
-    torch.manual_seed(12)
-    angles = torch.randn(32, size // 2).double()
-    q, k = torch.randn(2, 3, 4, 64, device=device), torch.randn(2, 3, 2, 64, device=device)
-    v, caches = torch.randn_like(k), torch.randn(2, 2, 16, 2, 64, device=device)
-    before = [5, 0]
+def rotated(x, angles, positions, interleaved):
+    """x [rows, heads, size] in float64, its first numbers turned by the angles [positions, pairs] of its rows."""
+    a, n = angles[positions][:, None], 2 * angles.shape[1]
+    turned, rest = x.double().cpu()[..., :n], x.double().cpu()[..., n:]
+    if interleaved:
+        p, r = turned[..., ::2], turned[..., 1::2]
+        pairs = torch.stack([p * a.cos() - r * a.sin(), r * a.cos() + p * a.sin()], -1)
+        return torch.cat([pairs.flatten(-2), rest], -1)
+    p, r = turned.chunk(2, -1)
+    return torch.cat([p * a.cos() - r * a.sin(), r * a.cos() + p * a.sin(), rest], -1)
 
-    def rotate(x, first):
-        a = angles[first:first + x.shape[0], None]
-        turned, rest = x.double().cpu()[..., :size], x.double().cpu()[..., size:]
-        if interleaved:
-            p, r = turned[..., ::2], turned[..., 1::2]
-            pairs = torch.stack([p * a.cos() - r * a.sin(), r * a.cos() + p * a.sin()], -1)
-            return torch.cat([pairs.flatten(-2), rest], -1)
-        p, r = turned.chunk(2, -1)
-        return torch.cat([p * a.cos() - r * a.sin(), r * a.cos() + p * a.sin(), rest], -1)
 
-    kept = caches.clone()
-    out = flash_attn_with_kvcache(q, *caches, k, v, angles.cos().float().to(device), angles.sin().float().to(device),
-                                  cache_seqlens=ints(before, device), causal=True, rotary_interleaved=interleaved)
-    for i, n in enumerate(before):
-        keys = torch.cat([kept[0, i, :n].double().cpu(), rotate(k[i], n)])
-        check(out[i], attention(rotate(q[i], n), keys, torch.cat([kept[1, i, :n], v[i]]))[0])
+CACHED = {  # how a call differs from one of three queries and three new tokens of each sequence
+    "plain": {},
+    "rotary": {"rotary": 64},
+    "rotary pairs": {"rotary": 32, "pairs": True},
+    "rotary not causal": {"rotary": 64, "causal": False},
+    "rotary window": {"rotary": 32, "causal": False, "window": (4, 1)},
+    "rotary fewer new": {"rotary": 64, "new": [1, 1, 1, 1]},
+    "rotary more new not causal": {"rotary": 32, "pairs": True, "new": [5, 5, 5, 5], "causal": False},
+    "rotary positions": {"rotary": 64, "rotary_at": [3, 9, 0, 1]},
+    "leftpad": {"leftpad": [0, 4, 2, 6]},
+    "leftpad odd": {"leftpad": [3, 1, 0, 7], "window": (4, -1)},
+    "leftpad and slopes of each": {"leftpad": [3, 1, 0, 7], "slopes": True},
+    "leftpad rotary": {"leftpad": [3, 1, 0, 7], "rotary": 64},
+    "leftpad reads": {"leftpad": [2, 4, 0, 2], "new": None},
+    "rows of index": {"index": [3, 0, 4, 1], "leftpad": [0, 1, 0, 0]},
+    "ragged": {"queries": [3, 0, 17, 1]},
+    "ragged reads": {"queries": [3, 0, 9, 1], "new": None, "causal": False},
+    "ragged more new": {"queries": [3, 0, 9, 1], "new": [2, 4, 9, 0]},
+    "ragged fixed new": {"queries": [3, 1, 9, 1], "new": [2, 2, 2, 2], "new_fixed": True},
+    "ragged rows behind": {"queries": [3, 0, 9, 1], "new": [2, 4, 9, 0], "behind": 3},
+    "ragged rotary": {"queries": [3, 0, 9, 1], "rotary": 64},
+    "ragged rotary new not causal": {"queries": [3, 0, 9, 1], "new": [2, 4, 9, 0], "rotary": 32, "causal": False},
+    "new is ragged": {"new": [2, 4, 9, 0], "new_ragged": True},
+    "slopes of each": {"slopes": True},
+    "slopes of each window": {"slopes": True, "window": (5, -1), "new": None},
+    "slopes of each latent": {"slopes": True, "latent": True},
+    "slopes of each ragged": {"slopes": True, "queries": [3, 0, 17, 1]},
+    "latent": {"latent": True},
+    "latent reads": {"latent": True, "new": None, "causal": False},
+    "latent rotary": {"latent": True, "rotary": 32, "pairs": True},
+    "latent ragged more new": {"latent": True, "queries": [3, 0, 9, 1], "new": [2, 4, 9, 0]},
+    "latent leftpad": {"latent": True, "leftpad": [3, 1, 0, 7]},
+    "fp8": {"fp8": [0.5, 0.02]},
+    "fp8 more new": {"fp8": [0.5, 0.02], "new": [5, 5, 5, 5]},
+    "fp8 saturates": {"fp8": [0.001, 0.002], "new": [5, 5, 5, 5]},
+    "fp8 of each": {"fp8": [[0.5, 0.02], [1.5, 0.5], [0.1, 0.2], [0.01, 1.0]]},
+    "fp8 latent more new": {"fp8": [0.5], "latent": True, "new": [5, 5, 5, 5]},
+    "fp8 of each ragged": {"fp8": [[0.5, 0.02], [1.5, 0.5], [0.1, 0.2], [0.01, 1.0]], "queries": [3, 0, 9, 1],
+                           "new": [2, 4, 9, 0], "new_ragged": True},
+}
+
+
+class CachedCall:
+    """A call of flash_attn_with_kvcache with all that such a case may have, and what must come of it."""
+
+    def __init__(self, device, paged, *, queries=None, new=(3, 3, 3, 3), new_fixed=False, new_ragged=False,
+                 leftpad=None, rotary=0, rotary_at=None, pairs=False, causal=True, window=(-1, -1), slopes=False,
+                 latent=False, fp8=None, index=None, behind=0):
+        torch.manual_seed(21)
+        self.before, self.leftpad, page, room = [7, 4, 20, 9], leftpad or [0] * 4, 4, 40
+        self.q_lens = queries or [3] * 4
+        self.new = [0] * 4 if new is None else self.q_lens if queries and new == (3, 3, 3, 3) else list(new)
+        self.kv_heads, size, v_size = (1, 64, 128) if latent else (2, 64, 64)
+        whole, device_ints = v_size + size, lambda x: ints(x, device)
+        counts = [-(-(b + n) // page) for b, n in zip(self.before, self.new)]
+        shape = (sum(counts) + 2, page) if paged else (5, room)
+        memory = torch.full((*shape, self.kv_heads, whole), NAN, device=device)
+        self.dtype = torch.float8_e4m3fn if fp8 else torch.float32
+        if fp8:
+            memory = memory.to(self.dtype)
+        self.v_cache, self.k_cache = (memory[..., :v_size], memory[..., v_size:]) if latent else (
+            memory[..., :v_size].clone(), memory[..., v_size:].clone())
+        order = np.random.default_rng(6).permutation(shape[0]).tolist()
+        self.table = [[order.pop() for _ in range(c)] for c in counts] if paged else []
+        self.index, self.page, self.paged = index or [0, 1, 2, 3], page, paged
+        self.scales = torch.ones(4, self.kv_heads) if fp8 is None else torch.tensor(fp8).expand(4, self.kv_heads)
+        self.keys = [rows(n, self.kv_heads, size, device).to(self.dtype) for n in self.before]
+        self.values = [rows(n, self.kv_heads, v_size, device).to(self.dtype) for n in self.before]
+        for i in range(4):
+            for t in range(self.leftpad[i], self.before[i]):
+                self.k_cache[self.place(i, t)], self.v_cache[self.place(i, t)] = self.keys[i][t], self.values[i][t]
+        q = rows(sum(self.q_lens), 4, size, device)
+        k, v = rows(sum(self.new), self.kv_heads, size, device), rows(sum(self.new), self.kv_heads, v_size, device)
+        self.qs, self.ks, self.vs = split(q, self.q_lens), split(k, self.new), split(v, self.new)
+        if behind:  # rows behind the last sequence, with the last of which a write would show
+            q, k, v = (torch.cat([x, x.new_full((behind, *x.shape[1:]), 5.0)]) for x in (q, k, v))
+        qv = rows(sum(self.q_lens), 4, v_size, device) if latent else None
+        self.qvs = split(qv, self.q_lens) if latent else None
+        self.options = {"causal": causal, "window": window}
+        self.slopes = torch.rand(4, 4) if slopes else None
+        self.angles, self.pairs = torch.randn(room, rotary // 2).double() if rotary else None, pairs
+        self.rotary_at, self.turns = rotary_at or self.before, causal or window != (-1, -1)
+
+        def batched(x, lens):
+            return None if x is None else x.unflatten(0, (4, lens[0]))
+
+        given = {"causal": causal, "window_size": window, "cache_seqlens": device_ints(self.before)}
+        if queries:
+            given |= {"cu_seqlens_q": starts_of(self.q_lens, device), "max_seqlen_q": max(self.q_lens)}
+        if new is not None:
+            if (queries and not new_fixed) or new_ragged:
+                given["cu_seqlens_k_new"] = starts_of(self.new, device)
+                given |= {"k": k, "v": v}
+            else:
+                given |= {"k": batched(k, self.new), "v": batched(v, self.new)}
+        if latent:
+            given["qv"] = qv if queries else batched(qv, self.q_lens)
+        if leftpad:
+            given["cache_leftpad"] = device_ints(leftpad)
+        if rotary:
+            given |= {"rotary_cos": self.angles.cos().float().to(device), "rotary_interleaved": pairs,
+                      "rotary_sin": self.angles.sin().float().to(device)}
+            if rotary_at:
+                given["rotary_seqlens"] = device_ints(rotary_at)
+        if slopes:
+            given["alibi_slopes"] = self.slopes.to(device)
+        if fp8:
+            given["k_descale"] = torch.tensor(fp8, device=device)
+            if not latent:
+                given["v_descale"] = torch.tensor(fp8, device=device) * 2
+        self.v_scales = self.scales if latent or not fp8 else self.scales * 2
+        if paged:
+            wide = [row + [-1] * (max(counts) - len(row)) for row in self.table]
+            given["page_table"] = device_ints(wide)
+        elif index:
+            given["cache_batch_idx"] = device_ints(index)
+        self.q, self.given = q if queries else batched(q, self.q_lens), given
+
+    def place(self, i, t):
+        return (self.table[i][t // self.page], t % self.page) if self.paged else (self.index[i], t)
+
+    def check(self, kind=lambda x: x):
+        """kind: what makes the arrays of the call from tensors, in the same memory."""
+        memory = [(x.float().cpu().clone(), x) for x in (self.k_cache, self.v_cache)]
+        out, lse = flash_attn_with_kvcache(*map(kind, (self.q, self.k_cache, self.v_cache)), return_softmax_lse=True,
+                                           **{name: kind(x) for name, x in self.given.items()})
+        out, lse = torch.as_tensor(out), torch.as_tensor(lse)
+        if self.q.dim() == 4:
+            out, lse = out.flatten(0, 1), lse.transpose(0, 1).flatten(1)
+        want, want_lse, size = [], [], self.q.shape[-1]
+        for i in range(4):
+            q, k, first = self.qs[i], self.ks[i], self.rotary_at[i]
+            if self.angles is not None:
+                q = rotated(q, self.angles, first + np.arange(len(q)) * self.turns, self.pairs)
+                k = rotated(k, self.angles, first + np.arange(len(k)), self.pairs)
+            part, k_scale, v_scale = slice(self.leftpad[i], None), self.scales[i, :, None], self.v_scales[i, :, None]
+            new_k, new_v = ((x.cpu().double() / s).float().clamp(-448, 448).to(self.dtype).double() if self.scaled
+                            else x.cpu().double() for x, s in ((k, k_scale), (self.vs[i], v_scale)))
+            full_k = torch.cat([self.keys[i][part].cpu().double(), new_k]) * k_scale
+            full_v = torch.cat([self.values[i][part].cpu().double(), new_v]) * v_scale
+            for t in range(len(k)):  # what was stored
+                where, place = self.before[i] + t, len(full_k) - len(k) + t
+                for (before, now), full, scale in zip(memory, (full_k, full_v), (k_scale, v_scale)):
+                    at = self.place(i, where)
+                    check(now[at].float().cpu() * scale.float(), full[place])
+                    before[at] = now[at].float().cpu()
+            if self.qvs is not None:
+                q = torch.cat([self.qvs[i].cpu().double(), q.cpu().double()], -1)
+                full_k = torch.cat([full_v, full_k], -1)
+            a, b = attention(q, full_k, full_v, slopes=None if self.slopes is None else self.slopes[i], **self.options)
+            want.append(a), want_lse.append(b)
+        total = sum(self.q_lens)
+        check(out[:total], torch.cat(want))
+        check(lse[:, :total], torch.cat(want_lse).T, "lse")
+        assert (out[total:] == 0).all() and (lse[:, total:] == -torch.inf).all()
+        for before, now in memory:  # nothing else was
+            assert torch.equal(before.nan_to_num(77), now.float().cpu().nan_to_num(77))
+
+    @property
+    def scaled(self):
+        return self.dtype != torch.float32
+
+
+def check_case(device, paged, case, on_gpu):
+    if on_gpu and "behind" in case:
+        pytest.skip("on a GPU all rows of k are stored")
+    call = CachedCall(device, paged, **CACHED[case])
+    if on_gpu and "of each" in case:
+        with pytest.raises(folio.UnsupportedError, match="a row for each sequence; that is supported on the host"):
+            call.check()
+    else:
+        call.check()
+
+
+@pytest.mark.parametrize("case", CACHED)
+@pytest.mark.parametrize("paged", [False, True], ids=["rows", "pages"])
+def test_with_kvcache_cases(device, case, paged):
+    check_case(device, paged, case, device == "cuda")
+
+
+@pytest.mark.parametrize("case", CACHED)
+def test_with_kvcache_cases_of_numpy(case):
+    def array(x):
+        if not isinstance(x, torch.Tensor):
+            return x
+        if x.dtype == torch.float8_e4m3fn:
+            return x.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)
+        return x.numpy()
+
+    CachedCall("cpu", True, **CACHED[case]).check(array)
 
 
 def test_numpy_arrays():
@@ -305,6 +485,8 @@ def test_numpy_arrays():
         want, want_lse = attention(torch.from_numpy(q4[i]), torch.from_numpy(k4[i]), torch.from_numpy(k4[i]))
         check(torch.from_numpy(out[i]), want)
         check(torch.from_numpy(lse[i]), want_lse.T)
+    none, lens = k.numpy()[:0], (np.array([0, 0], np.int32), np.array([0, 10], np.int32))
+    assert flash_attn_varlen_func(none, k.numpy(), k.numpy(), *lens, 0, 10, return_softmax_lse=True)[1].shape == (2, 0)
     cache = np.zeros((2, 16, 2, 64), np.float32)
     out = flash_attn_with_kvcache(q4, cache, cache.copy(), k4[:, :1], k4[:, :1],
                                   cache_seqlens=np.array([0, 2], np.int32))
@@ -423,17 +605,40 @@ def test_bad_input(device):
     reject(argument, r"window_size is \(3,\)", varlen, q, k, k, cu, cu, 4, 4, window_size=(3,))
     reject(argument, r"alibi_slopes has shape \(3,\); it must be \(4,\)", varlen, q, k, k, cu, cu, 4, 4,
            alibi_slopes=torch.zeros(3, device=device))
-    two = starts_of([2, 2], device)
-    reject(unsupported, "a row for each sequence", varlen, q, k, k, two, two, 2, 2,
-           alibi_slopes=torch.rand(2, 4, device=device))
     cache = torch.zeros(2, 8, 2, 64, device=device)
     one = q[None, :1].expand(2, 1, 4, 64)
-    reject(unsupported, "cache_leftpad", flash_attn_with_kvcache, one, cache, cache, cache_leftpad=cu)
+    cached = flash_attn_with_kvcache
+    new = {"k": cache[:, :2], "v": cache[:, :2], "cache_seqlens": 1}
+    reject(unsupported, "q_descale is not supported: q is f32, f16 or bf16", varlen, q, k, k, cu, cu, q_descale=q)
+    reject(unsupported, "attention_chunk is not supported: use window_size", cached, one, cache, cache,
+           attention_chunk=4)
+    reject(unsupported, "seqused_q is not supported: let cu_seqlens_q", varlen, q, k, k, cu, cu, seqused_q=cu)
+    reject(TypeError, "there is no argument 'softmax_scal'", varlen, q, k, k, cu, cu, softmax_scal=1.0)
+    varlen(q, k, k, cu, cu, 4, 4, attention_chunk=0, q_descale=None, num_splits=3, pack_gqa=True, sm_margin=0)
+    reject(argument, r"k_descale has shape \(4,\); it must be \(2,\) or \(1, 2\)", varlen, q, k, k, cu, cu, 4, 4,
+           k_descale=q[:, 0, 0])
+    two = starts_of([2, 2], device)
+    reject(unsupported, "a row for each sequence; that is supported on the host and without s_aux", varlen, q,
+           k, k, two, two, 2, 2, s_aux=q[:2, :, 0])
+    reject(unsupported, r"with qv, k and v must be slices of one array \[..., 128\], v first", varlen, q, k, k, cu,
+           cu, 4, 4, qv=q)
+    reject(argument, r"qv has shape \(4, 4, 32\); it must be \(4, 4, 64\)", varlen, q, k, k, cu, cu, 4, 4,
+           qv=q[..., :32])
+    reject(unsupported, "the heads of k and v have 60 and 64 numbers; in a cache", cached, one[..., :60],
+           cache[..., :60], cache)
+    reject(argument, "rotary_cos is given without k and v", cached, one, cache, cache, rotary_cos=q[0], rotary_sin=q[0],
+           cache_seqlens=1)
+    reject(argument, r"k has shape \(2, 2, 2, 64\); it must have 4 dims, or 3", cached, one, cache,
+           cache, **new, cu_seqlens_k_new=ints([0, 1, 2], device))
     reject(argument, "k is given without v", flash_attn_with_kvcache, one, cache, cache, cache[:, :1])
     reject(argument, "cache_seqlens is missing", flash_attn_with_kvcache, one, cache, cache, cache[:, :1], cache[:, :1])
-    reject(unsupported, "with rotary they must be equal", flash_attn_with_kvcache, one, cache, cache, cache[:, :2],
-           cache[:, :2], q[0], q[0], cache_seqlens=1)
     if device == "cpu":  # a GPU's numbers are not looked at
+        reject(argument, "cache_leftpad must have 2 entries, each from 0 to", cached, one, cache, cache,
+               cache_seqlens=3, cache_leftpad=ints([0, 4], device))
+        reject(argument, "rotary_cos has 2 positions, but a row is at position 2", cached, one, cache, cache, **new,
+               rotary_cos=q[0, :2], rotary_sin=q[0, :2])
+        reject(argument, r"new tokens \(1,\), not \(2,\)", cached, one,
+               cache, cache, k=k, v=k, cache_seqlens=1, cu_seqlens_k_new=cu)
         reject(argument, "cu_seqlens_q must start at 0, never decrease, and end at most at 4", varlen, q, k, k,
                starts_of([5], device), cu, 5, 4)
         reject(argument, r"cache_seqlens\[1\] = 8, with 1 new tokens, is outside \[0, 8\]", flash_attn_with_kvcache,
@@ -444,6 +649,146 @@ def test_bad_input(device):
         reject(argument, r"block_table\[0\] = 9 is outside \[0, 2\)", flash_attn_with_kvcache, one[:1], cache, cache,
                cache_seqlens=3, block_table=ints([[9]], device))
     assert (cache == 0).all()
+
+
+@pytest.mark.parametrize("sizes", [(59, 59), (40, 59), (59, 40), (4, 4)], ids=str)
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "all"])
+def test_heads_of_other_sizes(device, sizes, causal):
+    """Head sizes that are no multiple of 8."""
+    torch.manual_seed(22)
+    lens = [3, 0, 17]
+    for k_lens in (lens, [5, 2, 33]):
+        q, k, v = (rows(sum(n), h, s, device) for n, h, s in ((lens, 4, sizes[0]), (k_lens, 2, sizes[0]),
+                                                              (k_lens, 2, sizes[1])))
+        target = torch.full((sum(lens) + 1, 4, sizes[1]), 7.0, device=device)
+        more = torch.cat([q, q[:1]])  # a row behind the last sequence
+        call = starts_of(lens, device), starts_of(k_lens, device), 17, max(k_lens)
+        want, want_lse = expected(split(q, lens), split(k, k_lens), split(v, k_lens), causal=causal)
+        out, lse = flash_attn_varlen_func(q, k, v, *call, causal=causal, return_softmax_lse=True)
+        check(out, want)
+        check(lse, want_lse, "lse")
+        assert out.is_contiguous()
+        assert flash_attn_varlen_func(more, k, v, *call, causal=causal, out=target) is target
+        check(target[:-1], want)
+    fixed = flash_attn_func(q[None, 3:], k[None, 7:], v[None, 7:], causal=causal, softmax_scale=0.3)
+    check(fixed[0], attention(q[3:], k[7:], v[7:], causal=causal, scale=0.3)[0])
+
+
+@pytest.mark.parametrize("options", [{"causal": True}, {"causal": False}, {"causal": False, "window": (3, 2)}], ids=str)
+@pytest.mark.parametrize("k_lens", [SAME, LONGER, SHORTER], ids=["same", "longer", "shorter"])
+def test_slopes_of_each_sequence(device, options, k_lens):
+    if device != "cpu":
+        pytest.skip("only one row of slopes is supported on a GPU")
+    torch.manual_seed(23)
+    slopes = torch.rand(5, 4)
+    q, k, v = (rows(sum(n), h, 64, device) for n, h in ((Q_LENS, 4), (k_lens, 2), (k_lens, 2)))
+    given = {"alibi_slopes": slopes.to(device), **flash(options, device)}
+    out, lse = flash_attn_varlen_func(torch.cat([q, q[:2]]), k, v, starts_of(Q_LENS, device), starts_of(k_lens, device),
+                                      40, max(k_lens), return_softmax_lse=True, **given)
+    parts = [attention(*x, slopes=s, **options) for *x, s in zip(split(q, Q_LENS), split(k, k_lens), split(v, k_lens),
+                                                                slopes)]
+    check(out[:-2], torch.cat([p[0] for p in parts]))
+    check(lse[:, :-2], torch.cat([p[1] for p in parts]).T, "lse")
+    assert (out[-2:] == 0).all() and (lse[:, -2:] == -torch.inf).all()
+    for keys in (8, 8 + k_lens[0], 8 - k_lens[0]):
+        q4, k4, v4 = q[:40].view(5, 8, 4, 64), *rows(10 * keys, 2, 64, device).view(2, 5, keys, 2, 64)
+        out, lse = flash_attn_func(q4, k4, v4, return_softmax_lse=True, **given)
+        flat = flash_attn_varlen_func(q[:40], k4.flatten(0, 1), v4.flatten(0, 1), starts_of([8] * 5, device),
+                                      starts_of([keys] * 5, device), 8, keys, **given)
+        for i in range(5):
+            want, want_lse = attention(q4[i], k4[i], v4[i], slopes=slopes[i], **options)
+            check(out[i], want)
+            check(flat[8 * i:8 * i + 8], want)
+            check(lse[i], want_lse.T, "lse")
+
+
+@pytest.mark.parametrize("paged", [False, True], ids=["rows", "pages"])
+@pytest.mark.parametrize("k_lens", [SAME, LONGER], ids=["same", "longer"])
+def test_latent_heads(device, paged, k_lens):
+    """qv: k and v are slices of one array."""
+    torch.manual_seed(24)
+    q, qv = rows(sum(Q_LENS), 4, 64, device), rows(sum(Q_LENS), 4, 128, device)
+    pages = Pages(device, k_lens, 4, kv_heads=1, size=192)
+    held = torch.cat(pages.keys)
+    k, options = pages.k if paged else held, {"block_table": pages.table} if paged else {}
+    starts = starts_of(Q_LENS, device), starts_of(k_lens, device)
+    both = torch.cat([qv, q], -1)
+    for heads, k_heads in ((both, k), (q, k[..., 128:])):  # the same rows and memory without qv
+        out = flash_attn_varlen_func(heads, k_heads, k[..., :128], *starts, 40, max(k_lens), causal=True, **options)
+        first = 192 - k_heads.shape[-1]
+        check(out, expected(split(heads, Q_LENS), [x[..., first:] for x in pages.keys],
+                            [x[..., :128] for x in pages.keys])[0])
+    out, lse = flash_attn_varlen_func(q, k[..., 128:], k[..., :128], *starts, 40, max(k_lens), causal=True, qv=qv,
+                                      return_softmax_lse=True, **options)
+    want, want_lse = expected(split(both, Q_LENS), pages.keys, [x[..., :128] for x in pages.keys])
+    check(out, want)
+    check(lse, want_lse, "lse")
+    for keys in (3, 5):
+        out = flash_attn_func(q[None, :3], held[None, :keys, :, 128:], held[None, :keys, :, :128], qv=qv[None, :3])
+        check(out[0], attention(both[:3], held[:keys], held[:keys, :, :128], causal=False)[0])
+
+
+def test_packed_functions(device):
+    """They give what the functions of separate tensors give, with the options in the same order."""
+    torch.manual_seed(25)
+    qkv, kv, q = (torch.randn(2, 6, *n, 4, 64, device=device) for n in ((3,), (2,), ()))
+    cu, ck = starts_of([5, 7], device), starts_of([4, 8], device)
+    options = (0.0, 0.3, True, (3, 0), 2.0, torch.rand(4, device=device), False, True)  # FlashAttention's order
+    flat_qkv, flat_kv, flat_q = (x.flatten(0, 1) for x in (qkv, kv, q))
+    pairs = [
+        (package.flash_attn_qkvpacked_func(qkv, *options), flash_attn_func(*qkv.unbind(2), *options)),
+        (package.flash_attn_kvpacked_func(q, kv, *options), flash_attn_func(q, *kv.unbind(2), *options)),
+        (package.flash_attn_varlen_qkvpacked_func(flat_qkv, cu, 7, *options),
+         flash_attn_varlen_func(*flat_qkv.unbind(1), cu, cu, 7, 7, *options)),
+        (package.flash_attn_varlen_kvpacked_func(flat_q, flat_kv, cu, ck, 7, 8, *options),
+         flash_attn_varlen_func(flat_q, *flat_kv.unbind(1), cu, ck, 7, 8, *options)),
+    ]
+    for (out, lse, probs), (want, want_lse, _) in pairs:
+        assert torch.equal(out, want) and torch.equal(lse, want_lse) and probs is None
+    check(pairs[0][0][0][1], attention(*qkv[1].unbind(1), scale=0.3, window=(3, 0), soft_cap=2.0, slopes=options[5])[0])
+
+
+def test_bert_padding(device):
+    torch.manual_seed(26)
+    x = torch.randn(3, 5, 2, 4, device=device)
+    mask = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 0, 0, 0], [0, 1, 0, 1, 1]], device=device)
+    unused = torch.tensor([[0, 0, 0, 1, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0]], device=device)
+    for more, places in ((None, [0, 1, 2, 11, 13, 14]), (unused, [0, 1, 2, 3, 5, 11, 13, 14])):
+        out, indices, cu, longest, used = bert_padding.unpad_input(x, mask, more)
+        assert torch.equal(out, x.flatten(0, 1)[places]) and indices.tolist() == places
+        assert cu.tolist() == ([0, 3, 3, 6] if more is None else [0, 4, 5, 8]) and cu.dtype == torch.int32
+        assert longest == (3 if more is None else 4) and type(longest) is int
+        assert used.tolist() == [3, 0, 3] and used.dtype == torch.int32
+        back = bert_padding.pad_input(out, indices, 3, 5)
+        taken = mask if more is None else mask + more
+        assert torch.equal(back, x * taken[..., None, None])
+    assert torch.equal(bert_padding.unpad_input(x, mask.bool())[0], x[mask.bool()])
+    assert torch.equal(bert_padding.index_first_axis(x, indices[1:3]), x[1:3])
+    filled = bert_padding.index_put_first_axis(x[0, :2], torch.tensor([3, 1], device=device), 4)
+    assert torch.equal(filled[[3, 1]], x[0, :2]) and (filled[[0, 2]] == 0).all()
+
+
+@pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "pairs"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("half", [16, 32])
+def test_apply_rotary_emb(device, dtype, interleaved, half):
+    torch.manual_seed(27)
+    x, angles = torch.randn(2, 6, 3, 64, device=device).to(dtype), torch.randn(24, half).double()
+    cos, sin = angles.cos().float().to(device), angles.sin().float().to(device)
+    for offsets, first in ((0, (0, 0)), (4, (4, 4)), (ints([9, 14], device), (9, 14))):
+        want = torch.stack([rotated(x[i], angles, first[i] + np.arange(6), interleaved) for i in range(2)])
+        given, options = x.clone(), {"interleaved": interleaved, "seqlen_offsets": offsets}
+        out = apply_rotary_emb(given, cos, sin, **options)
+        check(out, want)
+        assert torch.equal(given, x) and out.dtype == dtype
+        assert apply_rotary_emb(given, cos, sin, inplace=True, **options) is given and torch.equal(given, out)
+        if device == "cpu" and dtype == torch.float32:
+            assert np.array_equal(apply_rotary_emb(x.numpy(), cos.numpy(), sin.numpy(), **options |
+                                                   {"seqlen_offsets": np.asarray(offsets)}), out.numpy())
+        flat = x.flatten(0, 1)
+        out = apply_rotary_emb(flat, cos, sin, cu_seqlens=starts_of([4, 8], device), max_seqlen=8, **options)
+        places = np.concatenate([first[0] + np.arange(4), first[1] + np.arange(8)])
+        check(out, rotated(flat, angles, places, interleaved))
 
 
 def test_empty_batches_and_no_keys(device):
@@ -482,20 +827,24 @@ def test_compiled_equals_eager(device):
     assert torch.equal(pages.k[pages.table[0, 0], 3], k[0])  # the caller's pages were written
 
 
-@pytest.mark.slow
 def test_opcheck(device):
     torch.manual_seed(17)
     q, k = rows(10, 4, 64, device), rows(10, 2, 64, device)
     cu, ops = starts_of([3, 7], device), torch.ops.folio
-    common = (None, True, -1, -1, 0.0, None)
-    torch.library.opcheck(ops.flash_attn_varlen.default, (q, k, k, cu, cu, 7, 7, *common, None, None, None, True))
-    torch.library.opcheck(ops.flash_attn_varlen_out.default,
-                          (q, k, k, cu, cu, 7, 7, *common, None, None, None, False, torch.empty_like(q)))
-    torch.library.opcheck(ops.flash_attn.default, (q[None], k[None], k[None], *common, None, True))
     cache = torch.randn(2, 8, 2, 64, device=device)
-    torch.library.opcheck(ops.flash_attn_kvcache.default,
-                          (q[:2, None], cache, cache.clone(), k[:2, None], k[:2, None], None, None,
-                           ints([1, 5], device), None, None, None, None, True, -1, -1, 0.0, True, None, None, True))
+    varlen = {"q": q, "k": k, "v": k, "cu_q": cu, "cu_k": cu, "max_q": 7, "max_k": 7}
+    stored = {"q": q[:2, None], "k_cache": cache, "v_cache": cache.clone(), "k": k[:2, None], "v": k[:2, None],
+              "lens": ints([1, 5], device), "interleaved": True}
+    into = varlen | {"out": torch.empty_like(q)}
+    ragged = stored | {"q": q, "k": k, "v": k, "cu_q": cu, "cu_new": cu, "lens": ints([1, 0], device)}
+    calls = [(ops.flash_attn_varlen, varlen, True), (ops.flash_attn_varlen_out, into, False),
+             (ops.flash_attn, {"q": q[None], "k": k[None], "v": k[None]}, True),
+             (ops.flash_attn_kvcache, stored, True), (ops.flash_attn_kvcache, ragged, True)]
+    for operator, given, lse in calls:  # by name: all that is left out is None
+        given |= {"causal": True, "left": -1, "right": -1, "softcap": 0.0, "lse": lse}
+        names = [a.name for a in operator.default._schema.arguments]
+        assert given.keys() <= set(names)
+        torch.library.opcheck(operator.default, tuple(given.get(name) for name in names))
 
 
 def test_cuda_graph(device):
@@ -530,10 +879,11 @@ def test_rows_behind_the_last_sequence_are_zeros():
             torch.full((6, 2, 64), float("nan"))  # what the result's memory may hold
             out, lse = flash_attn_varlen_func(q, q, q, cu, cu, 2, 2, causal=True, return_softmax_lse=True)
             assert (out[starts[-1]:] == 0).all() and (lse[:, starts[-1]:] == -torch.inf).all()
-    given = torch.full((6, 2, 64), 7.0)
     cu = torch.tensor([0, 2, 4], dtype=torch.int32)
-    flash_attn_varlen_func(q, q, q, cu, cu, 2, 2, causal=True, out=given)
-    assert (given[4:] == 7).all() and (given[:4] != 7).any()
+    for size in (64, 60):
+        given, x = torch.full((6, 2, size), 7.0), q[..., :size]
+        flash_attn_varlen_func(x, x, x, cu, cu, 2, 2, causal=True, out=given)
+        assert (given[4:] == 7).all() and (given[:4] != 7).any()
 
 
 def test_gradients_of_new_keys_are_refused():

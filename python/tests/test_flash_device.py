@@ -11,7 +11,7 @@ import torch
 import folio
 from folio import _abi as abi
 from folio import _oneshot
-from folio import flash_attn as module
+from folio.flash_attn import _calls as module
 
 
 class Elsewhere:
@@ -66,14 +66,15 @@ class DevicePlan:
 def elsewhere(monkeypatch):
     context = Elsewhere(folio.default_context())
     monkeypatch.setattr(module, "default_context", lambda place: context)
+    monkeypatch.setattr(module, "Rotary", lambda context, **options: folio.Rotary(context._context, **options))
     monkeypatch.setattr(_oneshot, "device_plan", DevicePlan)
     monkeypatch.setattr(_oneshot, "host_forward", None)  # a call of it fails
     monkeypatch.setattr(_oneshot, "attention", lambda *a: _attention(*a))
 
 
-def _attention(context, heads, kv_heads, size, v_size, dtype, kv_dtype, scale, window, soft_cap):
+def _attention(context, heads, kv_heads, size, v_size, dtype, kv_dtype, scale, window, soft_cap, v_in_k):
     at = folio.Attention(context._context, num_heads=heads, num_kv_heads=kv_heads, head_size=size, v_head_size=v_size,
-                         dtype=dtype, kv_dtype=kv_dtype, scale=scale, window=window, soft_cap=soft_cap)
+                         dtype=dtype, kv_dtype=kv_dtype, scale=scale, window=window, soft_cap=soft_cap, v_in_k=v_in_k)
     at.context = context
     return at
 
@@ -118,3 +119,29 @@ def test_others():
     flash.test_with_kvcache_rows_of_several_blocks("cpu")
     flash.test_changed_lengths_and_tables_are_seen("cpu")
     flash.test_empty_batches_and_no_keys("cpu")
+
+
+@pytest.mark.parametrize("case", flash.CACHED)
+@pytest.mark.parametrize("paged", [False, True], ids=["rows", "pages"])
+def test_with_kvcache_cases(case, paged):
+    flash.check_case("cpu", paged, case, True)
+
+
+@pytest.mark.parametrize("k_lens", [flash.SAME, flash.LONGER], ids=["same", "longer"])
+def test_latent_heads(k_lens):
+    for paged in (False, True):
+        flash.test_latent_heads("cpu", paged, k_lens)
+
+
+def test_one_row_of_slopes_for_all():
+    """As expand() makes it; other rows would have to be read."""
+    slopes, q, k = torch.rand(4), torch.randn(3, 2, 4, 64), torch.randn(3, 5, 2, 64)
+    out = flash.flash_attn_func(q, k, k, causal=True, alibi_slopes=slopes.expand(3, 4))
+    assert torch.equal(out, flash.flash_attn_func(q, k, k, causal=True, alibi_slopes=slopes))
+    with pytest.raises(folio.UnsupportedError, match="a row for each sequence; that is supported on the host"):
+        flash.flash_attn_func(q, k, k, causal=True, alibi_slopes=slopes.expand(3, 4).clone())
+
+
+def test_heads_of_other_sizes():
+    for sizes in ((59, 59), (40, 59), (59, 40)):
+        flash.test_heads_of_other_sizes("cpu", sizes, True)

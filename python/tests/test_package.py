@@ -53,6 +53,23 @@ def test_types() -> None:
     assert "no issues found" in done.stdout
 
 
+def test_types_of_results(tmp_path: Path) -> None:
+    """Numbers and names of objects have their types for mypy."""
+    (tmp_path / "user.py").write_text("""import folio
+
+def use(cache: folio.KVCache, plan: folio.Plan, at: folio.Attention, context: folio.Context, pool: folio.Pool) -> None:
+    reveal_type((cache.num_blocks, cache.num_layers, cache.block_size, cache.num_kv_heads, cache.head_size))
+    reveal_type((cache.v_head_size, plan.workspace_size, at.num_heads, context.num_threads, context.num_kernels))
+    reveal_type((pool.num_groups, folio.DeviceArray(context, (1,), "f32").nbytes, cache.dtype, cache.layout))
+    with cache as same:
+        reveal_type(same)
+""")
+    done = run(sys.executable, "-m", "mypy", "--cache-dir", "/dev/null", "--ignore-missing-imports", "--follow-imports",
+               "silent", str(tmp_path / "user.py"), MYPYPATH=str(Path(folio.__file__).parent.parent))
+    kinds = re.findall(r'Revealed type is "(.*)"', done.stdout)
+    assert kinds == ["tuple[int, int, int, int, int]"] * 2 + ["tuple[int, int, str, str]", "folio.cache.KVCache"], done
+
+
 def test_main_says_what_is_here() -> None:
     done = run(sys.executable, "-m", "folio")
     assert done.returncode == 0, done.stderr

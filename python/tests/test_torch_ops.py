@@ -288,3 +288,13 @@ def test_merging_refuses_gradients():
     out, lse = torch.randn(2, 3, 8), torch.randn(2, 3)
     with pytest.raises(folio.UnsupportedError, match="part 1 requires a gradient"):
         folio.merge_states([(out, lse), (out.clone().requires_grad_(), lse)])
+
+
+@pytest.mark.slow
+def test_attend_in_compiled_code_names_what_works():
+    q = torch.randn(4, 2, 64)
+    with torch.no_grad():
+        with pytest.raises(Exception, match="folio.attend does not compile: use folio.torch.Layer"):
+            torch.compile(lambda q: folio.attend(q, q, q) * 2, fullgraph=True)(q)
+        out = torch.compile(lambda q: folio.attend(q, q, q) * 2)(q)  # in pieces it works
+    assert torch.equal(out, folio.attend(q, q, q) * 2)
