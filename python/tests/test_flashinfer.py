@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
 import pytest
 import torch
+from numpy_math import rotate
 from torch_math import DTYPES, attention, check
 
 import folio
 from folio.flashinfer import (BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper,
-                              append_paged_kv_cache, get_batch_indices_positions, get_seq_lens, merge_state,
-                              merge_state_in_place, merge_states)
+                              append_paged_kv_cache, fast_decode_plan, get_batch_indices_positions, get_seq_lens,
+                              merge_state, merge_state_in_place, merge_states)
 
 NAN = float("nan")
 LOG2E = math.log2(math.e)
@@ -67,6 +69,7 @@ def test_decode(device, layout, joined, dtype):
     target, state = torch.empty_like(q), torch.empty_like(lse)
     assert wrapper.run(q, pages.cache, out=target) is target and torch.equal(target, out)
     assert wrapper.run(q, pages.cache, lse=state, return_lse=True)[1] is state and torch.equal(state, lse)
+    assert torch.equal(wrapper.run(q, pages.cache, lse=state.zero_()), out) and torch.equal(state, lse)
 
 
 @pytest.mark.parametrize("options", [{}, {"window": (6, -1)}, {"soft_cap": 4.0, "scale": 0.2},
@@ -76,7 +79,7 @@ def test_decode_options(device, options):
     pages = Pages(device, [20, 3, 0, 41])
     wrapper = BatchDecodeWithPagedKVCacheWrapper()
     wrapper.plan(*pages.tables(), 4, 2, 64, 8, window_left=options.get("window", (-1, -1))[0],
-                 logits_soft_cap=options.get("soft_cap"), sm_scale=options.get("scale"), data_type=torch.float32)
+                 logits_soft_cap=options.get("soft_cap"), sm_scale=options.get("scale"), q_data_type=torch.float32)
     q, sinks = torch.randn(4, 4, 64, device=device), options.get("sinks")
     out, lse = wrapper.run(q, pages.cache, return_lse=True, sinks=None if sinks is None else sinks.to(device))
     want, want_lse = expected(q, range(5), pages, **options)
@@ -108,7 +111,7 @@ def test_plans_change_and_serve_many_layers(device):
     wrapper = BatchDecodeWithPagedKVCacheWrapper()
     for lens in ([3, 9], [4, 10], [100, 1, 1, 5, 60], [2]):  # also beyond the limits of the first plan
         layers = [Pages(device, lens) for _ in range(2)]
-        wrapper.plan(*layers[0].tables(), 4, 2, 64, 8, data_type=torch.float32)
+        wrapper.plan(*layers[0].tables(), 4, 2, 64, 8, q_data_type=torch.float32)
         for pages in layers:
             q = torch.randn(len(lens), 4, 64, device=device)
             check(wrapper.run(q, pages.cache), expected(q, range(len(lens) + 1), pages)[0])
@@ -127,6 +130,165 @@ def test_fp8_scales(device):
         where = [pages.indices[pages.indptr[i] + t // 8].item() * 8 + t % 8 for t in range(n)]
         k, v = (x.float().flatten(0, 1)[where] * s for x, s in zip(fp8, (k_scale, v_scale)))
         check(out[i:i + 1], attention(q[i:i + 1], k, v)[0])
+
+
+# ---- options of plan(): one table for all wrappers ----
+
+HEADS = 6  # no power of two, which ALiBi's slopes depend on
+SLOPES = torch.tensor([2 ** -2.0, 2 ** -4.0, 2 ** -6.0, 2 ** -8.0, 2 ** -1.0, 2 ** -3.0])
+Q_LENS, K_LENS = [5, 1, 3, 9, 2, 0], [5, 30, 17, 4, 0, 6]
+
+
+def masks_of(kind):
+    """A mask [rows, keys] of each sequence."""
+    draw = np.random.default_rng(3)
+    shapes = list(zip(Q_LENS, K_LENS))
+    if kind == "random":
+        masks = [draw.random(shape) < 0.6 for shape in shapes]
+        masks[2][1] = False  # a row that sees nothing
+        return masks
+    causal = [np.tri(*shape, shape[1] - shape[0], dtype=bool) for shape in shapes]
+    return causal if kind == "causal" else [np.ones_like(m) if i % 2 else m for i, m in enumerate(causal)]
+
+
+def packed(masks):
+    return torch.from_numpy(np.concatenate([np.packbits(m.ravel(), bitorder="little") for m in masks]))
+
+
+def flat(masks):
+    return torch.from_numpy(np.concatenate([m.ravel() for m in masks]))
+
+
+def expected_with(q, starts, keys, values, *, pos_encoding_mode="NONE", masks=None, rope_scale=1.0, rope_theta=1e4,
+                  **options):
+    """(out, lse to the base 2) in float64, with FlashInfer's formulas."""
+    outs, states = [], []
+    for i, (k, v) in enumerate(zip(keys, values)):
+        mine = q[starts[i]:starts[i + 1]].double().cpu()
+        k, v, rows, given = k.double().cpu(), v.double().cpu(), len(mine), dict(options)
+        at = np.arange(rows) + len(k) - rows
+        if pos_encoding_mode == "ROPE_LLAMA":
+            mine, k = (torch.from_numpy(rotate(x.numpy(), p / rope_scale, x.shape[-1], rope_theta))
+                       for x, p in ((mine, at), (k, np.arange(len(k)))))
+        bias = np.zeros((q.shape[1], rows, len(k)))
+        if pos_encoding_mode == "ALIBI":
+            bias += SLOPES[:, None, None].numpy() * (np.arange(len(k)) - np.arange(rows)[:, None])
+        if masks is not None:
+            bias = np.where(masks[i], bias, -np.inf)
+            given["causal"] = False
+        out, lse = attention(mine, k, v, bias=bias, **given)
+        outs.append(out)
+        states.append(lse * LOG2E)
+    return torch.cat(outs), torch.cat(states)
+
+
+OPTIONS = {
+    "alibi, causal": {"pos_encoding_mode": "ALIBI", "causal": True},
+    "alibi, not causal": {"pos_encoding_mode": "ALIBI", "causal": False},
+    "alibi, window": {"pos_encoding_mode": "ALIBI", "causal": True, "window": (6, -1)},
+    "rotary": {"pos_encoding_mode": "ROPE_LLAMA", "causal": True},
+    "rotary, scaled": {"pos_encoding_mode": "ROPE_LLAMA", "causal": False, "rope_scale": 4.0, "rope_theta": 5e5},
+    "mask": {"masks": "random"},
+    "mask, alibi": {"masks": "random", "pos_encoding_mode": "ALIBI"},
+    "mask, window": {"masks": "random", "window": (6, -1), "scale": 0.2},
+    "causal mask": {"masks": "causal"},
+    "causal and full masks": {"masks": "mixed"},
+    "cap, scale, window": {"soft_cap": 4.0, "scale": 0.2, "window": (6, -1), "causal": True},
+}
+NAMES = {"window": "window_left", "scale": "sm_scale", "soft_cap": "logits_soft_cap"}
+
+
+def of_plan(options, pack):
+    """The options of the table as plan() names them."""
+    given = {NAMES.get(name, name): value[0] if name == "window" else value for name, value in options.items()}
+    masks = given.pop("masks", None)
+    if masks is not None:
+        given |= {"packed_custom_mask": packed(masks)} if pack else {"custom_mask": flat(masks)}
+    return given
+
+
+def both_of(options):
+    """(options as plan() names them, options of expected_with())."""
+    if "masks" in options:
+        options = options | {"masks": masks_of(options["masks"])}
+    return of_plan(options, pack=len(options) > 1), {"causal": False} | options
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_options_of_prefill(device, name, layout):
+    torch.manual_seed(8)
+    given, options = both_of(OPTIONS[name])
+    pages = Pages(device, K_LENS, layout=layout)
+    starts = np.concatenate([[0], np.cumsum(Q_LENS)]).tolist()
+    wrapper = BatchPrefillWithPagedKVCacheWrapper(None, layout)
+    wrapper.plan(ints(starts, device), *pages.tables(), HEADS, 2, 64, 8, q_data_type=torch.float32, **given)
+    assert (wrapper._extra is None) == (name in ("causal mask", "causal and full masks", "cap, scale, window"))
+    q = torch.randn(starts[-1], HEADS, 64, device=device)
+    out, lse = wrapper.run_return_lse(q, pages.cache)
+    want, want_lse = expected_with(q, starts, pages.keys, pages.values, **options)
+    check(out, want)
+    check(lse, want_lse, "lse")
+
+
+@pytest.mark.parametrize("name", [n for n in OPTIONS if "mask" not in n and "not causal" not in n])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_options_of_decode(device, name, rows):
+    """rows: q_len_per_req; the rows of a sequence are causal, whatever their number."""
+    torch.manual_seed(9)
+    options = {n: x for n, x in OPTIONS[name].items() if n != "causal"}
+    pages = Pages(device, [9, 3, 33])
+    wrapper = BatchDecodeWithPagedKVCacheWrapper()
+    wrapper.plan(*pages.tables(), HEADS, 2, 64, 8, q_data_type=torch.float32, q_len_per_req=rows,
+                 **of_plan(options, False))
+    q, starts = torch.randn(3 * rows, HEADS, 64, device=device), [i * rows for i in range(4)]
+    out, lse = wrapper.run(q, pages.cache, return_lse=True, q_len_per_req=rows)
+    want, want_lse = expected_with(q, starts, pages.keys, pages.values, causal=True, **options)
+    check(out, want)
+    check(lse, want_lse, "lse")
+
+
+@pytest.mark.parametrize("given, kinds", [
+    ({"data_type": torch.bfloat16}, (torch.float16, torch.bfloat16)),
+    ({"data_type": torch.bfloat16, "q_data_type": None}, (torch.bfloat16, torch.bfloat16)),
+    ({"data_type": torch.bfloat16, "kv_data_type": torch.float16}, (torch.float16, torch.float16)),
+    ({"q_data_type": torch.float32}, (torch.float32, torch.float32)), ({}, (torch.float16, torch.float16))], ids=str)
+@pytest.mark.parametrize("fast", [False, True])
+def test_data_type_fills_what_is_none(given, kinds, fast):
+    """fast_decode_plan() has None where plan() has float16."""
+    torch.manual_seed(10)
+    if fast and given == {"data_type": torch.bfloat16}:
+        kinds = (torch.bfloat16, torch.bfloat16)
+    if fast and given == {"data_type": torch.bfloat16, "kv_data_type": torch.float16}:
+        kinds = (torch.bfloat16, torch.float16)
+    pages = Pages("cpu", [9, 20], dtype=kinds[1])
+    wrapper = BatchDecodeWithPagedKVCacheWrapper()
+    if fast:
+        indptr, indices, last = pages.tables()
+        wrapper.plan = functools.partial(fast_decode_plan, wrapper)  # as engines do
+        wrapper.plan(indptr * 0, indices, last, 4, 2, 64, 8, non_blocking=True, global_override_indptr_cpu=indptr,
+                     **given)
+    else:
+        wrapper.plan(*pages.tables(), 4, 2, 64, 8, **given)
+    q = torch.randn(2, 4, 64).to(kinds[0])
+    check(wrapper.run(q, pages.cache), expected(q, range(3), pages)[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scales", [(None, 0.5, 3.0), (1.5, None, None), (0.7, 1.3, 0.25)], ids=str)
+def test_scales_of_16_bit_caches(device, dtype, scales):
+    """They change from layer to layer."""
+    torch.manual_seed(11)
+    pages = Pages(device, [9, 20], dtype=dtype)
+    wrapper = BatchDecodeWithPagedKVCacheWrapper()
+    q = torch.randn(2, 4, 64, device=device).to(dtype)
+    for step in range(2):
+        wrapper.plan(*pages.tables(), 4, 2, 64, 8, q_data_type=dtype, sm_scale=0.2)
+        for q_scale, k_scale, v_scale in ((None, None, None), scales, (None, 1.0, None), scales):
+            out, lse = wrapper.run(q, pages.cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=True)
+            want, want_lse = expected(q, range(3), pages, scale=0.2 * (q_scale or 1) * (k_scale or 1))
+            check(out, want * (v_scale or 1))
+            check(lse, want_lse, "lse")
 
 
 def test_merge(device):
@@ -156,10 +318,12 @@ def test_bad_input(device):
             call(*arguments, **options)
 
     indptr, indices, last = pages.tables()
-    float32 = {"data_type": torch.float32}
+    float32 = {"q_data_type": torch.float32}
     reject(argument, r"plan\(\) must be called before run\(\)", wrapper.run, q, pages.cache)
-    reject(unsupported, "pos_encoding_mode 'ROPE_LLAMA'", wrapper.plan, indptr, indices, last, 4, 2, 64, 8,
-           "ROPE_LLAMA")
+    reject(argument, "pos_encoding_mode is 'ROPE'", wrapper.plan, indptr, indices, last, 4, 2, 64, 8,
+           pos_encoding_mode="ROPE")
+    with pytest.raises(TypeError, match="has no argument 'indices'"):
+        BatchDecodeWithPagedKVCacheWrapper(None, indices=indices)
     reject(argument, r"paged_kv_last_page_len\[1\] = 9 is outside \[1, 8\]", wrapper.plan, indptr, indices,
            ints([1, 9], device), 4, 2, 64, 8)
     reject(argument, "paged_kv_indptr ends at 5, but paged_kv_indices has 4 entries", wrapper.plan, indptr, indices[:4],
@@ -169,21 +333,32 @@ def test_bad_input(device):
     reject(argument, "kv_layout is 'NDH'", BatchDecodeWithPagedKVCacheWrapper, None, "NDH")
     wrapper.plan(indptr, indices, last, 4, 2, 64, 8, **float32)
     reject(argument, r"the paged KV cache has shape", wrapper.run, q, pages.cache[0])
-    reject(unsupported, "k_scale and v_scale are for fp8", wrapper.run, q, pages.cache, k_scale=2.0)
-    reject(unsupported, "q_scale is 2.0", wrapper.run, q, pages.cache, q_scale=2.0)
+    reject(unsupported, "k_scale has shape .2,.; it must be one number", wrapper.run, q, pages.cache,
+           k_scale=torch.ones(2))
     reject(argument, "q has shape", wrapper.run, q[:, :3], pages.cache)
-    reject(unsupported, r"run\(\) does not support window_left", wrapper.run, q, pages.cache, window_left=3)
+    reject(unsupported, r"run\(\) does not support window_left=3", wrapper.run, q, pages.cache, window_left=3)
+    wrapper.run(q, pages.cache, window_left=-1, q_len_per_req=1, enable_pdl=True)  # as in plan()
     reject(unsupported, r"plan\(\) does not support token_pos_in_items_ptr", wrapper.plan, indptr, indices, last, 4, 2,
            64, 8, token_pos_in_items_ptr=last)
-    reject(unsupported, "o_data_type is torch.float16", wrapper.plan, indptr, indices, last, 4, 2, 64, 8, **float32,
-           o_data_type=torch.float16)
+    reject(unsupported, "o_data_type is float16; out has the dtype of q, float32", wrapper.plan, indptr, indices, last,
+           4, 2, 64, 8, **float32, o_data_type=torch.float16)
     prefill = BatchPrefillWithPagedKVCacheWrapper()
-    reject(unsupported, "custom_mask", prefill.plan, indptr, indptr, indices, last, 4, 2, 64, 8, custom_mask=q)
-    reject(argument, "qo_indptr has 2 entries, but paged_kv_indptr has 3", prefill.plan, ints([0, 2], device), indptr,
-           indices, last, 4, 2, 64, 8)
-    if device == "cpu":  # a GPU's numbers are not looked at
-        reject(argument, r"positions\[0\] = 16 is outside of the pages of sequence 0", append_paged_kv_cache, q[:1, :2],
-               q[:1, :2], ints([0], device), ints([16], device), pages.cache, indices, indptr, last)
+    two = ints([0, 1, 2], device)
+    reject(argument, "the custom mask has 28 entries; it must have 29", prefill.plan, two, indptr, indices, last, 4, 2,
+           64, 8, custom_mask=torch.ones(28, dtype=torch.bool))
+    reject(argument, "the custom mask has 32 entries; it must have 40, .* in whole bytes", prefill.plan, two, indptr,
+           indices, last, 4, 2, 64, 8, packed_custom_mask=torch.ones(4, dtype=torch.uint8))
+    for options in ({"logits_soft_cap": 5.0}, {"window_left": 3}):
+        reject(unsupported, "'ALIBI' is supported without logits_soft_cap, and with window_left only if causal",
+               prefill.plan, ints([0, 4, 6], device), indptr, indices, last, 4, 2, 64, 8, pos_encoding_mode="ALIBI",
+               **options)
+    prefill.plan(two, indptr, indices, last, 4, 2, 64, 8, pos_encoding_mode="ALIBI", q_data_type=torch.float32)
+    reject(unsupported, "sinks are not supported with pos_encoding_mode 'ALIBI'", prefill.run, q, pages.cache,
+           sinks=torch.zeros(4, device=device))
+    reject(unsupported, "'ROPE_LLAMA' is not supported with 8-bit caches", prefill.plan, two, indptr, indices, last, 4,
+           2, 64, 8, pos_encoding_mode="ROPE_LLAMA", kv_data_type=torch.float8_e4m3fn)
+    prefill.plan(two, indptr, indices - 1, last, 4, 2, 64, 8, pos_encoding_mode="ROPE_LLAMA", q_data_type=torch.float32)
+    reject(argument, r"paged_kv_indices must be in \[0, 7\)", prefill.run, q, pages.cache)
 
 
 @pytest.mark.slow
@@ -195,11 +370,16 @@ def test_compiled_equals_eager(device):
     wrapper.plan(starts, *pages.tables(), 4, 2, 64, 8, causal=True, q_data_type=torch.float32)
     where = ints([0, 1], device), ints([7, 19], device)
 
+    masked = BatchPrefillWithPagedKVCacheWrapper()
+    masked.plan(starts, *pages.tables(), 4, 2, 64, 8, pos_encoding_mode="ROPE_LLAMA", q_data_type=torch.float32,
+                custom_mask=torch.arange(2 * 8 + 3 * 20) % 3 > 0)
+
     def model(q, k, v, cache):
         append_paged_kv_cache(k, v, *where, cache, pages.indices, pages.indptr, pages.last)
         out, lse = wrapper.run(q * 2, cache, return_lse=True)
         merged = merge_state(out, lse, out + 1, lse)
-        return merged[0] * 2, merged[1], wrapper.run(q, cache)
+        return (merged[0] * 2, merged[1], wrapper.run(q, cache), wrapper.run(q, cache, k_scale=0.5, v_scale=2.0),
+                *masked.run_return_lse(q, cache))
 
     q, k, v = torch.randn(5, 4, 64, device=device), *torch.randn(2, 2, 2, 64, device=device)
     with torch.no_grad():
@@ -214,9 +394,9 @@ def test_compiled_equals_eager(device):
 def test_opcheck(device):
     pages = Pages(device, [8, 20])
     wrapper = BatchDecodeWithPagedKVCacheWrapper()
-    wrapper.plan(*pages.tables(), 4, 2, 64, 8, data_type=torch.float32)
+    wrapper.plan(*pages.tables(), 4, 2, 64, 8, q_data_type=torch.float32)
     q, ops = torch.randn(2, 4, 64, device=device), torch.ops.folio
-    torch.library.opcheck(ops.flashinfer_run.default, (q, *pages.cache, 0.0, 0.0, None, wrapper._key, True))
+    torch.library.opcheck(ops.flashinfer_run.default, (q, *pages.cache, 0.0, 0.0, 0.0, None, wrapper._key, True))
     torch.library.opcheck(ops.append_paged_kv_cache.default,
                           (q[:, :2], q[:, 2:], ints([0, 1], device), ints([7, 3], device),
                            *(x.nan_to_num(0) for x in pages.cache), pages.indices, pages.indptr, False))
@@ -260,7 +440,7 @@ def test_dtypes_of_plan_are_named():
 def test_gradients_are_refused():
     pages, q = torch.zeros(2, 2, 16, 2, 64), torch.zeros(1, 2, 64, requires_grad=True)
     wrapper = BatchDecodeWithPagedKVCacheWrapper()
-    wrapper.plan(torch.tensor([0, 1]), torch.tensor([0]), torch.tensor([3]), 2, 2, 64, 16, data_type=torch.float32)
+    wrapper.plan(torch.tensor([0, 1]), torch.tensor([0]), torch.tensor([3]), 2, 2, 64, 16, q_data_type=torch.float32)
     with pytest.raises(folio.UnsupportedError, match="no backward pass"):
         wrapper.run(q, pages)
     with torch.no_grad():
