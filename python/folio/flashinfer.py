@@ -1,7 +1,7 @@
 """The attention of FlashInfer, with its arguments and its meaning, on CPUs and GPUs, for torch tensors.
 
     from folio.flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
-    from folio.flashinfer import append_paged_kv_cache, merge_state
+    from folio.flashinfer import append_paged_kv_cache, merge_state, single_prefill_with_kv_cache
 
 A paged KV cache is one tensor [pages, 2, ...] or a pair (k, v), in layout "NHD" [pages, page_size, kv_heads, size] or
 "HND" [pages, kv_heads, page_size, size]. The lse of every function here is to the base 2, as in FlashInfer; elsewhere
@@ -35,9 +35,10 @@ from .functional import merge_states as _merge
 from .plan import Plan, attention_forward, options, run_layer
 from .torch import define
 
-__all__ = ["BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper", "append_paged_kv_cache",
-           "fast_decode_plan", "get_batch_indices_positions", "get_seq_lens", "merge_state", "merge_state_in_place",
-           "merge_states"]
+__all__ = ["BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper",
+           "BatchPrefillWithRaggedKVCacheWrapper", "append_paged_kv_cache", "fast_decode_plan",
+           "get_batch_indices_positions", "get_seq_lens", "merge_state", "merge_state_in_place", "merge_states",
+           "single_decode_with_kv_cache", "single_prefill_with_kv_cache", "single_prefill_with_kv_cache_return_lse"]
 
 _LOG2E = math.log2(math.e)
 _keys = itertools.count()
@@ -415,10 +416,8 @@ class _Wrapper:
 
     forward_return_lse = run_return_lse
 
-    def end_forward(self, *buffers: Any) -> None:
+    def end_forward(self) -> None:
         """Nothing to do; older versions of FlashInfer have it."""
-
-    reset_workspace_buffer = end_forward
 
 
 class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
@@ -458,6 +457,68 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
                   head_dim_vo or head_dim_qk, page_size)
 
     begin_forward = plan
+
+
+class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
+    """Keys without pages: k and v [keys, kv_heads, size], or in layout "HND" [kv_heads, keys, size], one sequence after
+    another."""
+
+    def plan(self, qo_indptr: Any, kv_indptr: Any, num_qo_heads: int, num_kv_heads: int, head_dim_qk: int,
+             head_dim_vo: Optional[int] = None, **options: Any) -> None:
+        """The step's sequences: rows qo_indptr[i] to qo_indptr[i + 1] of q, kv_indptr[i] to kv_indptr[i + 1] of k and
+        v. Options as in BatchPrefillWithPagedKVCacheWrapper."""
+        o = _options(options)
+        rows, starts = _indptr(qo_indptr, "qo_indptr"), _indptr(kv_indptr, "kv_indptr")
+        size = int(self._graph)  # in a graph, every step has the same
+        if not size and (not np.array_equal(rows, starts) or "8" in o.kv_data_type):
+            size = _oneshot.block_of(int(np.gcd.reduce(starts)))  # pages as large as the lengths of all sequences allow
+        page = max(size, 1)
+        self._set(o, rows, starts // page, np.arange(starts[-1] // page, dtype=np.int32), np.diff(starts), num_qo_heads,
+                  num_kv_heads, head_dim_qk, head_dim_vo or head_dim_qk, size)
+
+    begin_forward = plan
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:  # type: ignore
+        return super().run(q, (k, v), **arguments)
+
+    def _split(self, cache: Any) -> tuple:
+        _need_dims(3, ("k", cache[0]), ("v", cache[1]))
+        return tuple(x.transpose(0, 1) for x in cache) if self._layout == "HND" else cache
+
+    def _cache(self, context: Any, k: torch.Tensor, v: torch.Tensor) -> Optional[KVCache]:
+        if not self._page_size:
+            return None
+        if not len(k):  # a cache has at least one page, which must stay while the call runs
+            k, v = self._copy = tuple(x.new_zeros((self._page_size, *x.shape[1:])) for x in (k, v))
+        rows = len(k) - len(k) % self._page_size
+        return _wrap(context, *(x[:rows].unflatten(0, (-1, self._page_size)) for x in (k, v)), "NHD")  # type: ignore
+
+
+def single_prefill_with_kv_cache(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, kv_layout: str = "NHD",
+                                 o_dtype: Any = None, return_lse: bool = False, q_scale: Any = None,
+                                 k_scale: Any = None, v_scale: Any = None, **options: Any) -> Any:
+    """One sequence. q [rows, heads, size], k and v as in BatchPrefillWithRaggedKVCacheWrapper, and its options. Returns
+    out, or (out, lse [rows, heads])."""
+    context = default_context(array(q).device)
+    key = ("single", context, None if context.on_host else context.stream(), kv_layout, q.shape[1:], k.shape[-1],
+           v.shape[-1], q.dtype, k.dtype)
+    wrapper = _oneshot.kept.plans.find(key, BatchPrefillWithRaggedKVCacheWrapper, (None, kv_layout))
+    keys, kv_heads = (k.shape[1], k.shape[0]) if kv_layout == "HND" else k.shape[:2]
+    wrapper.plan([0, q.shape[0]], [0, keys], q.shape[1], kv_heads, q.shape[2], v.shape[-1],
+                 **{"q_data_type": q.dtype, "kv_data_type": k.dtype, "o_data_type": o_dtype} | options)
+    return wrapper.run(q, k, v, return_lse=return_lse, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
+
+
+single_prefill_with_kv_cache_return_lse = functools.partial(single_prefill_with_kv_cache, return_lse=True)
+
+
+def single_decode_with_kv_cache(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_layout: str = "NHD",
+                                pos_encoding_mode: str = "NONE", use_tensor_cores: bool = False, *,
+                                return_lse: bool = False, **options: Any) -> Any:
+    """The same for one row: q [heads, size]. Returns out, or (out, lse [heads])."""
+    out, lse = single_prefill_with_kv_cache(q[None], k, v, kv_layout=kv_layout, pos_encoding_mode=pos_encoding_mode,
+                                            causal=True, return_lse=True, **options)
+    return (out[0], lse[0]) if return_lse else out[0]
 
 
 # ---- pages ----

@@ -13,8 +13,10 @@ from torch_math import DTYPES, attention, check
 
 import folio
 from folio.flashinfer import (BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper,
-                              append_paged_kv_cache, fast_decode_plan, get_batch_indices_positions, get_seq_lens,
-                              merge_state, merge_state_in_place, merge_states)
+                              BatchPrefillWithRaggedKVCacheWrapper, append_paged_kv_cache, fast_decode_plan,
+                              get_batch_indices_positions, get_seq_lens, merge_state, merge_state_in_place,
+                              merge_states, single_decode_with_kv_cache, single_prefill_with_kv_cache,
+                              single_prefill_with_kv_cache_return_lse)
 
 NAN = float("nan")
 LOG2E = math.log2(math.e)
@@ -291,6 +293,82 @@ def test_scales_of_16_bit_caches(device, dtype, scales):
             check(lse, want_lse, "lse")
 
 
+# ---- without pages ----
+
+
+@pytest.mark.parametrize("name, k_lens", [
+    (name, lens) for lens in (K_LENS, Q_LENS, [0] * 6, [8, 16, 8, 0, 24, 8]) for name in OPTIONS
+    if lens is K_LENS or "masks" not in OPTIONS[name]], ids=str)
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_ragged(device, name, layout, k_lens):
+    torch.manual_seed(12)
+    given, options = both_of(OPTIONS[name])
+    starts, ends = ([0, *np.cumsum(lens).tolist()] for lens in (Q_LENS, k_lens))
+    wrapper = BatchPrefillWithRaggedKVCacheWrapper(None, layout)
+    wrapper.plan(ints(starts, device), ints(ends, device), HEADS, 2, 64, 32, q_data_type=torch.float32, **given)
+    q, k = torch.randn(starts[-1], HEADS, 64, device=device), torch.randn(ends[-1], 2, 64, device=device)
+    v = torch.randn(ends[-1], 2, 32, device=device)
+    k_given, v_given = (x.transpose(0, 1).contiguous() if layout == "HND" else x for x in (k, v))
+    out, lse = wrapper.run_return_lse(q, k_given, v_given)
+    cut = [[x[a:b] for a, b in zip(ends, ends[1:])] for x in (k, v)]
+    want, want_lse = expected_with(q, starts, *cut, **options)
+    check(out, want)
+    check(lse, want_lse, "lse")
+
+
+def test_ragged_in_buffers_of_one_size(device):
+    """As a graph has them: longer than the step, which changes."""
+    torch.manual_seed(19)
+    k, v = torch.full((2, 60, 2, 64), NAN, device=device)
+    wrapper = BatchPrefillWithRaggedKVCacheWrapper(use_cuda_graph=True)
+    for lens in ([5, 30, 17], [3, 1, 2], [16, 8, 32]):
+        starts, ends = [0, 3, 4, 6], [0, *np.cumsum(lens).tolist()]
+        k[:ends[-1]], v[:ends[-1]] = torch.randn(2, ends[-1], 2, 64, device=device)
+        wrapper.plan(ints(starts, device), ints(ends, device), HEADS, 2, 64, causal=True, q_data_type=torch.float32)
+        made = wrapper._planned
+        q = torch.randn(6, HEADS, 64, device=device)
+        out = wrapper.run(q, k, v)
+        assert made in (None, wrapper._planned)
+        cut = [[x[a:b] for a, b in zip(ends, ends[1:])] for x in (k, v)]
+        check(out, expected_with(q, starts, *cut, causal=True)[0])
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("rows, keys", [(3, 3), (1, 40), (5, 17), (7, 4)])
+def test_single_prefill(device, layout, rows, keys):
+    torch.manual_seed(13)
+    q, mask = torch.randn(rows, HEADS, 64, device=device), torch.rand(rows, keys) < 0.7
+    k, v = torch.randn(2, keys, 2, 64, device=device)
+    k_given, v_given = (x.transpose(0, 1).contiguous() if layout == "HND" else x for x in (k, v))
+    for given, options in (({"causal": True}, {"causal": True}), ({}, {"causal": False}),
+                           ({"custom_mask": mask}, {"masks": [mask.numpy()]}),
+                           ({"packed_custom_mask": packed([mask.numpy()])}, {"masks": [mask.numpy()]}),
+                           ({"pos_encoding_mode": "ROPE_LLAMA", "causal": True},) * 2,
+                           ({"k_scale": 0.5, "sm_scale": 0.3}, {"scale": 0.15, "causal": False})):
+        want, want_lse = expected_with(q, [0, rows], [k], [v], **options)
+        out, lse = single_prefill_with_kv_cache_return_lse(q, k_given, v_given, kv_layout=layout, **given)
+        check(out, want)
+        check(lse, want_lse, "lse")
+        assert torch.equal(single_prefill_with_kv_cache(q, k_given, v_given, kv_layout=layout, **given), out)
+
+
+@pytest.mark.parametrize("name", [n for n in OPTIONS if "mask" not in n and "not causal" not in n])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_single_decode(device, name, dtype):
+    torch.manual_seed(14)
+    options = {n: x for n, x in OPTIONS[name].items() if n != "causal"}
+    q, (k, v) = torch.randn(HEADS, 64, device=device).to(dtype), torch.randn(2, 41, 2, 64, device=device).to(dtype)
+    want, want_lse = expected_with(q[None], [0, 1], [k], [v], causal=True, **options)
+    given = of_plan(options, False)
+    mode = {"pos_encoding_mode": "NONE"} | given
+    out, lse = single_decode_with_kv_cache(q, k, v, "NHD", mode.pop("pos_encoding_mode"), True, return_lse=True, **mode)
+    check(out, want[0])
+    check(lse.to(dtype) if "rotary" in name else lse, want_lse[0], "lse")  # what is rotated is rounded
+    scale = options.get("scale", 1 / 8)
+    want = expected_with(q[None], [0, 1], [k], [v], causal=True, **options | {"scale": scale * 1.5 * 0.5})[0] * 2
+    check(single_decode_with_kv_cache(q, k, v, q_scale=1.5, k_scale=0.5, v_scale=2.0, **given), want[0])
+
+
 def test_merge(device):
     torch.manual_seed(6)
     q, k, v = torch.randn(3, 4, 64, device=device), torch.randn(30, 2, 64), torch.randn(30, 2, 64)
@@ -359,6 +437,12 @@ def test_bad_input(device):
            2, 64, 8, pos_encoding_mode="ROPE_LLAMA", kv_data_type=torch.float8_e4m3fn)
     prefill.plan(two, indptr, indices - 1, last, 4, 2, 64, 8, pos_encoding_mode="ROPE_LLAMA", q_data_type=torch.float32)
     reject(argument, r"paged_kv_indices must be in \[0, 7\)", prefill.run, q, pages.cache)
+    ragged = BatchPrefillWithRaggedKVCacheWrapper()
+    reject(argument, r"plan\(\) must be called before run\(\)", ragged.run, q, q, q)
+    ragged.plan(two, two, 4, 4, 64, q_data_type=torch.float32)
+    reject(argument, r"v has shape .*; it must have 3 dims", ragged.run, q, q, q[0])
+    reject(unsupported, r"plan\(\) does not support scale_q; it supports causal, ", single_prefill_with_kv_cache, q,
+           q, q, scale_q=2.0)
 
 
 @pytest.mark.slow
@@ -370,16 +454,17 @@ def test_compiled_equals_eager(device):
     wrapper.plan(starts, *pages.tables(), 4, 2, 64, 8, causal=True, q_data_type=torch.float32)
     where = ints([0, 1], device), ints([7, 19], device)
 
-    masked = BatchPrefillWithPagedKVCacheWrapper()
+    masked, ragged = BatchPrefillWithPagedKVCacheWrapper(), BatchPrefillWithRaggedKVCacheWrapper()
     masked.plan(starts, *pages.tables(), 4, 2, 64, 8, pos_encoding_mode="ROPE_LLAMA", q_data_type=torch.float32,
                 custom_mask=torch.arange(2 * 8 + 3 * 20) % 3 > 0)
+    ragged.plan(starts, ints([0, 1, 2], device), 4, 2, 64, q_data_type=torch.float32)
 
     def model(q, k, v, cache):
         append_paged_kv_cache(k, v, *where, cache, pages.indices, pages.indptr, pages.last)
         out, lse = wrapper.run(q * 2, cache, return_lse=True)
         merged = merge_state(out, lse, out + 1, lse)
         return (merged[0] * 2, merged[1], wrapper.run(q, cache), wrapper.run(q, cache, k_scale=0.5, v_scale=2.0),
-                *masked.run_return_lse(q, cache))
+                *masked.run_return_lse(q, cache), *ragged.run_return_lse(q, k, v))
 
     q, k, v = torch.randn(5, 4, 64, device=device), *torch.randn(2, 2, 2, 64, device=device)
     with torch.no_grad():
