@@ -35,8 +35,9 @@ from .functional import merge_states as _merge
 from .plan import Plan, attention_forward, options, run_layer
 from .torch import define
 
-__all__ = ["BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper",
-           "BatchPrefillWithRaggedKVCacheWrapper", "append_paged_kv_cache", "fast_decode_plan",
+__all__ = ["BatchAttentionWithAttentionSinkWrapper", "BatchDecodeWithPagedKVCacheWrapper",
+           "BatchPrefillWithPagedKVCacheWrapper", "BatchPrefillWithRaggedKVCacheWrapper",
+           "MultiLevelCascadeAttentionWrapper", "append_paged_kv_cache", "fast_decode_plan",
            "get_batch_indices_positions", "get_seq_lens", "merge_state", "merge_state_in_place", "merge_states",
            "single_decode_with_kv_cache", "single_prefill_with_kv_cache", "single_prefill_with_kv_cache_return_lse"]
 
@@ -459,6 +460,16 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
     begin_forward = plan
 
 
+class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper):
+    """Prefill with sinks, f32 [heads]: one more score in each softmax."""
+
+    def run(self, q: torch.Tensor, paged_kv_cache: Any, sink: Any = None, sm_scale: Optional[float] = None,
+            **arguments: Any) -> Any:
+        if sm_scale is not None and self._geometry is not None:
+            arguments["q_scale"] = sm_scale / self._geometry[6]
+        return super().run(q, paged_kv_cache, sinks=sink, **arguments)
+
+
 class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
     """Keys without pages: k and v [keys, kv_heads, size], or in layout "HND" [kv_heads, keys, size], one sequence after
     another."""
@@ -519,6 +530,33 @@ def single_decode_with_kv_cache(q: torch.Tensor, k: torch.Tensor, v: torch.Tenso
     out, lse = single_prefill_with_kv_cache(q[None], k, v, kv_layout=kv_layout, pos_encoding_mode=pos_encoding_mode,
                                             causal=True, return_lse=True, **options)
     return (out[0], lse[0]) if return_lse else out[0]
+
+
+class MultiLevelCascadeAttentionWrapper:
+    """Attention over levels of keys. Each level cuts the rows into sequences: the first has the keys that most rows
+    share, the last has each sequence's own."""
+
+    def __init__(self, num_levels: int, float_workspace_buffer: Any = None, kv_layout: str = "NHD",
+                 use_cuda_graph: bool = False, qo_indptr_buf_arr: Any = None, paged_kv_indptr_buf_arr: Any = None,
+                 paged_kv_indices_buf_arr: Any = None, paged_kv_last_page_len_buf_arr: Any = None) -> None:
+        self._levels = [BatchPrefillWithPagedKVCacheWrapper(None, kv_layout, use_cuda_graph, paged_kv_indices_buf=room)
+                        for room in paged_kv_indices_buf_arr or [None] * num_levels]
+
+    def plan(self, qo_indptr_arr: Any, paged_kv_indptr_arr: Any, paged_kv_indices_arr: Any,
+             paged_kv_last_page_len: Any, *dims: int, causal: bool = False, **options: Any) -> None:
+        """Lists with the arrays of each level, as in BatchPrefillWithPagedKVCacheWrapper. causal: in the last level."""
+        if options.get("window_left", -1) >= 0 or options.get("pos_encoding_mode", "NONE") != "NONE":
+            raise UnsupportedError("levels are supported without window_left, and with pos_encoding_mode 'NONE': a "
+                                   "level does not know the positions of its keys")
+        for level, *step in zip(self._levels, qo_indptr_arr, paged_kv_indptr_arr, paged_kv_indices_arr,
+                                paged_kv_last_page_len, strict=True):
+            level.plan(*step, *dims, causal=causal and level is self._levels[-1], **options)
+
+    begin_forward = plan
+
+    def run(self, q: torch.Tensor, paged_kv_cache: Any) -> torch.Tensor:
+        """One layer. Returns out."""
+        return _merged(*zip(*[level.run(q, paged_kv_cache, return_lse=True) for level in self._levels]))[0]
 
 
 # ---- pages ----

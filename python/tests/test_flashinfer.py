@@ -12,8 +12,9 @@ from numpy_math import rotate
 from torch_math import DTYPES, attention, check
 
 import folio
-from folio.flashinfer import (BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper,
-                              BatchPrefillWithRaggedKVCacheWrapper, append_paged_kv_cache, fast_decode_plan,
+from folio.flashinfer import (BatchAttentionWithAttentionSinkWrapper, BatchDecodeWithPagedKVCacheWrapper,
+                              BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper,
+                              MultiLevelCascadeAttentionWrapper, append_paged_kv_cache, fast_decode_plan,
                               get_batch_indices_positions, get_seq_lens, merge_state, merge_state_in_place,
                               merge_states, single_decode_with_kv_cache, single_prefill_with_kv_cache,
                               single_prefill_with_kv_cache_return_lse)
@@ -369,6 +370,46 @@ def test_single_decode(device, name, dtype):
     check(single_decode_with_kv_cache(q, k, v, q_scale=1.5, k_scale=0.5, v_scale=2.0, **given), want[0])
 
 
+# ---- sinks, levels ----
+
+
+def test_sinks(device):
+    torch.manual_seed(15)
+    pages, starts, sink = Pages(device, [20, 3, 0, 41]), [0, 4, 5, 6, 9], torch.tensor([0.1, 2.0, -1.0, 0.0])
+    wrapper = BatchAttentionWithAttentionSinkWrapper(
+        torch.empty(0, device=device), kv_layout="NHD", backend="fa2", q_data_type=torch.float32, head_dim_qk=64,
+        kv_data_type=torch.float32, head_dim_vo=64, window_left=6)
+    wrapper.plan(ints(starts, device), *pages.tables(), 4, 2, 64, 8, causal=True, window_left=6,
+                 q_data_type=torch.float32)
+    q = torch.randn(9, 4, 64, device=device)
+    for scale in (0.2, 64 ** -0.5):
+        out, lse = wrapper.run(q, pages.cache, sink.to(device), scale, return_lse=True)
+        want, want_lse = expected(q, starts, pages, sinks=sink, window=(6, -1), scale=scale)
+        check(out, want)
+        check(lse, want_lse, "lse")
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_levels(device, causal, layout):
+    """A prompt of all, prompts of two groups, and each sequence's own keys, in one cache."""
+    torch.manual_seed(16)
+    shared, groups, own, rows = [16], [8, 24], [5, 9, 1], [2, 9, 1]
+    pages = Pages(device, [*shared, *groups, *own], layout=layout)
+    cuts = [(0, 1), (1, 3), (3, 6)]
+    starts = [0, *np.cumsum(rows).tolist()]
+    parts = [[0, starts[-1]], [0, starts[2], starts[3]], starts]
+    tables = [[pages.indptr[a:b + 1] - pages.indptr[a], pages.indices[pages.indptr[a]:pages.indptr[b]],
+               pages.last[a:b]] for a, b in cuts]
+    wrapper = MultiLevelCascadeAttentionWrapper(3, None, layout)
+    wrapper.plan([ints(p, device) for p in parts], *zip(*tables), 4, 2, 64, 8, causal=causal, sm_scale=0.2,
+                 q_data_type=torch.float32)
+    q = torch.randn(starts[-1], 4, 64, device=device)
+    all_of = [(0, 1, 3), (0, 1, 4), (0, 2, 5)]
+    keys, values = ([torch.cat([x[i] for i in part]) for part in all_of] for x in (pages.keys, pages.values))
+    check(wrapper.run(q, pages.cache), expected_with(q, starts, keys, values, causal=causal, scale=0.2)[0])
+
+
 def test_merge(device):
     torch.manual_seed(6)
     q, k, v = torch.randn(3, 4, 64, device=device), torch.randn(30, 2, 64), torch.randn(30, 2, 64)
@@ -443,6 +484,9 @@ def test_bad_input(device):
     reject(argument, r"v has shape .*; it must have 3 dims", ragged.run, q, q, q[0])
     reject(unsupported, r"plan\(\) does not support scale_q; it supports causal, ", single_prefill_with_kv_cache, q,
            q, q, scale_q=2.0)
+    cascade = MultiLevelCascadeAttentionWrapper(2)
+    reject(unsupported, "levels are supported without window_left", cascade.plan, [two] * 2, [indptr] * 2,
+           [indices] * 2, [last] * 2, 4, 2, 64, 8, window_left=4)
 
 
 @pytest.mark.slow
