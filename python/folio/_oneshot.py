@@ -56,11 +56,12 @@ _for_good: list = []  # the plans of graphs, which may outlive the thread that c
 
 
 def attention(context: Context, heads: int, kv_heads: int, size: int, v_size: int, dtype: Any, kv_dtype: Any,
-              scale: Optional[float], window: Optional[tuple], soft_cap: Optional[float]) -> Attention:
-    key = (context, heads, kv_heads, size, v_size, dtype, kv_dtype, scale, window, soft_cap)
+              scale: Optional[float], window: Optional[tuple], soft_cap: Optional[float],
+              v_in_k: bool = False) -> Attention:
+    key = (context, heads, kv_heads, size, v_size, dtype, kv_dtype, scale, window, soft_cap, v_in_k)
     return kept.attentions.find(key, lambda: Attention(
         context, num_heads=heads, num_kv_heads=kv_heads, head_size=size, v_head_size=v_size, dtype=dtype,
-        kv_dtype=kv_dtype, scale=scale, window=window, soft_cap=soft_cap))
+        kv_dtype=kv_dtype, scale=scale, window=window, soft_cap=soft_cap, v_in_k=v_in_k))
 
 
 def wrap(context: Context, k: Array, v: Array, num_blocks: int, block_size: int, heads: int, k_strides: tuple,

@@ -36,10 +36,11 @@ from .plan import Plan, attention_forward, options, run_layer
 from .torch import define
 
 __all__ = ["BatchAttentionWithAttentionSinkWrapper", "BatchDecodeWithPagedKVCacheWrapper",
-           "BatchPrefillWithPagedKVCacheWrapper", "BatchPrefillWithRaggedKVCacheWrapper",
-           "MultiLevelCascadeAttentionWrapper", "append_paged_kv_cache", "fast_decode_plan",
-           "get_batch_indices_positions", "get_seq_lens", "merge_state", "merge_state_in_place", "merge_states",
-           "single_decode_with_kv_cache", "single_prefill_with_kv_cache", "single_prefill_with_kv_cache_return_lse"]
+           "BatchMLAPagedAttentionWrapper", "BatchPrefillWithPagedKVCacheWrapper",
+           "BatchPrefillWithRaggedKVCacheWrapper", "MultiLevelCascadeAttentionWrapper", "append_paged_kv_cache",
+           "fast_decode_plan", "get_batch_indices_positions", "get_seq_lens", "merge_state", "merge_state_in_place",
+           "merge_states", "single_decode_with_kv_cache", "single_prefill_with_kv_cache",
+           "single_prefill_with_kv_cache_return_lse"]
 
 _LOG2E = math.log2(math.e)
 _keys = itertools.count()
@@ -108,6 +109,7 @@ class _Options(NamedTuple):
     rope_theta: Optional[float] = None
     q_data_type: Any = "float16"
     kv_data_type: Any = None
+    v_in_k: bool = False
 
 
 # arguments of plan(), and of constructors: what is no option changes nothing here
@@ -124,7 +126,7 @@ def _options(given: dict) -> _Options:
         raise UnsupportedError(f"o_data_type is {_name(given['o_data_type'])}; out has the dtype of q, {q_name}")
     for name in given.keys() - _KNOWN:
         if given[name] is not None and not (isinstance(given[name], int) and given[name] == 0):
-            raise UnsupportedError(f"plan() does not support {name}; it supports {', '.join(_Options._fields)}")
+            raise UnsupportedError(f"plan() does not support {name}; it supports {', '.join(_Options._fields[:-1])}")
     if o.pos_encoding_mode not in ("NONE", "ROPE_LLAMA", "ALIBI"):
         raise ArgumentError(f"pos_encoding_mode is {o.pos_encoding_mode!r}; it must be NONE, ROPE_LLAMA or ALIBI")
     return o._replace(q_data_type=q_name, kv_data_type=q_name if o.kv_data_type is None else _name(o.kv_data_type))
@@ -238,7 +240,7 @@ class _Wrapper:
         self._rows, self._page_size = int(rows[-1]), page_size
         self._same = {"window_left": o.window_left, "q_len_per_req": self._rows // max(lens.size, 1)}
         geometry = (heads, kv_heads, size, v_size, o.q_data_type, o.kv_data_type, o.sm_scale or size ** -0.5,
-                    (o.window_left, -1) if o.window_left >= 0 else (-1, -1), float(o.logits_soft_cap or 0.0))
+                    (o.window_left, -1) if o.window_left >= 0 else (-1, -1), float(o.logits_soft_cap or 0.0), o.v_in_k)
         self._step, self._geometry, self._filled = (rows, lens, pages, blocks, more), geometry, False
         if self._planned is not None and self._made_for[:2] == (geometry, page_size):
             context, num_blocks = self._made_for[2:4]
@@ -530,6 +532,61 @@ def single_decode_with_kv_cache(q: torch.Tensor, k: torch.Tensor, v: torch.Tenso
     out, lse = single_prefill_with_kv_cache(q[None], k, v, kv_layout=kv_layout, pos_encoding_mode=pos_encoding_mode,
                                             causal=True, return_lse=True, **options)
     return (out[0], lse[0]) if return_lse else out[0]
+
+
+class BatchMLAPagedAttentionWrapper(_Wrapper):
+    """Latent attention: all heads read one row of head_dim_ckv + head_dim_kpe numbers, and V is its first part."""
+
+    def __init__(self, float_workspace_buffer: Any = None, use_cuda_graph: bool = False, qo_indptr: Any = None,
+                 kv_indptr: Any = None, kv_indices: Any = None, kv_len_arr: Any = None, backend: str = "auto") -> None:
+        super().__init__(None, "NHD", use_cuda_graph, paged_kv_indices_buf=kv_indices)
+
+    def plan(self, qo_indptr: Any, kv_indptr: Any, kv_indices: Any, kv_len_arr: Any, num_heads: int, head_dim_ckv: int,
+             head_dim_kpe: int, page_size: int, causal: bool, sm_scale: float, q_data_type: Any, kv_data_type: Any,
+             use_profiler: bool = False) -> None:
+        """The step's sequences: rows and pages as in BatchPrefillWithPagedKVCacheWrapper, kv_len_arr[i] keys."""
+        pages, blocks = _pages(kv_indptr, kv_indices)
+        lens = _host(kv_len_arr, "kv_len_arr", pages.size - 1)
+        o = _options({"causal": causal, "sm_scale": sm_scale, "q_data_type": q_data_type, "kv_data_type": kv_data_type,
+                      "v_in_k": True})
+        self._set(o, _indptr(qo_indptr, "qo_indptr"), pages, blocks, lens, num_heads, 1, head_dim_ckv + head_dim_kpe,
+                  head_dim_ckv, page_size)
+
+    def run(self, q_nope: torch.Tensor, q_pe: torch.Tensor, ckv_cache: torch.Tensor,  # type: ignore
+            kpe_cache: torch.Tensor, out: Any = None, lse: Any = None, return_lse: bool = False,
+            profiler_buffer: Any = None, kv_len: Any = None, page_table: Any = None, return_lse_base_on_e: bool = False,
+            o_scale: Any = None, *, ckv_scale: Any = None, ckv_scale_arr: Any = None, kpe_scale: Any = None) -> Any:
+        """One layer. q_nope [rows, heads, ckv], q_pe [rows, heads, kpe], ckv_cache [pages, page_size, ckv], kpe_cache
+        [pages, page_size, kpe]. Caches that are slices of one tensor, ckv first, are read in place. Of others the
+        step's pages are copied in each call."""
+        if ckv_scale != kpe_scale or ckv_scale_arr is not None or o_scale is not None or (
+                ckv_scale is not None and ckv_cache.element_size() > 1):
+            raise UnsupportedError("of scales, only a ckv_scale and the same kpe_scale are supported, for 8-bit caches")
+        result, state = super().run(torch.cat((q_nope, q_pe), -1), (kpe_cache, ckv_cache), out=out, lse=lse,
+                                    k_scale=ckv_scale, return_lse=True)
+        if return_lse_base_on_e:
+            state = state.mul_(1 / _LOG2E)
+        return (result, state) if return_lse else result
+
+    def _split(self, cache: Any) -> tuple:
+        _need_dims(3, ("kpe_cache", cache[0]), ("ckv_cache", cache[1]))
+        return cache
+
+    def _cache(self, context: Any, k: torch.Tensor, v: torch.Tensor) -> KVCache:
+        kpe, ckv, shape = k, v, (*v.shape[:2], k.shape[-1] + v.shape[-1])
+        if not kpe.shape[-1] or (kpe.data_ptr() == ckv.data_ptr() + ckv.shape[-1] * ckv.element_size()
+                                 and kpe.stride() == ckv.stride() and kpe.shape[:2] == ckv.shape[:2]):
+            joined = ckv.as_strided(shape, ckv.stride())
+        elif self._graph and not context.on_host:
+            raise UnsupportedError("with use_cuda_graph, ckv_cache and kpe_cache must be slices of one tensor")
+        else:
+            used = torch.from_numpy(self._step[3][:self._step[2][-1]]).to(ckv.device)
+            joined = self._copy = ckv.new_empty(shape)  # which must stay while the call runs
+            joined[used.long()] = torch.cat(_taken(used, ckv, kpe), -1)
+        a, (page, token, _) = array(joined), joined.stride()
+        key = ("latent", context, a.data, a.dtype, shape, page, token, ckv.shape[-1])
+        return _oneshot.kept.caches.find(key, lambda: KVCache._strided(
+            context, [a], [], (*shape[:2], 1), (page, token, shape[2]), (page, token, shape[2]), ckv.shape[-1], True))
 
 
 class MultiLevelCascadeAttentionWrapper:

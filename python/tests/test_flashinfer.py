@@ -13,11 +13,11 @@ from torch_math import DTYPES, attention, check
 
 import folio
 from folio.flashinfer import (BatchAttentionWithAttentionSinkWrapper, BatchDecodeWithPagedKVCacheWrapper,
-                              BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper,
-                              MultiLevelCascadeAttentionWrapper, append_paged_kv_cache, fast_decode_plan,
-                              get_batch_indices_positions, get_seq_lens, merge_state, merge_state_in_place,
-                              merge_states, single_decode_with_kv_cache, single_prefill_with_kv_cache,
-                              single_prefill_with_kv_cache_return_lse)
+                              BatchMLAPagedAttentionWrapper, BatchPrefillWithPagedKVCacheWrapper,
+                              BatchPrefillWithRaggedKVCacheWrapper, MultiLevelCascadeAttentionWrapper,
+                              append_paged_kv_cache, fast_decode_plan, get_batch_indices_positions, get_seq_lens,
+                              merge_state, merge_state_in_place, merge_states, single_decode_with_kv_cache,
+                              single_prefill_with_kv_cache, single_prefill_with_kv_cache_return_lse)
 
 NAN = float("nan")
 LOG2E = math.log2(math.e)
@@ -370,7 +370,7 @@ def test_single_decode(device, name, dtype):
     check(single_decode_with_kv_cache(q, k, v, q_scale=1.5, k_scale=0.5, v_scale=2.0, **given), want[0])
 
 
-# ---- sinks, levels ----
+# ---- sinks, levels, latents ----
 
 
 def test_sinks(device):
@@ -408,6 +408,52 @@ def test_levels(device, causal, layout):
     all_of = [(0, 1, 3), (0, 1, 4), (0, 2, 5)]
     keys, values = ([torch.cat([x[i] for i in part]) for part in all_of] for x in (pages.keys, pages.values))
     check(wrapper.run(q, pages.cache), expected_with(q, starts, keys, values, causal=causal, scale=0.2)[0])
+
+
+@pytest.mark.parametrize("kpe_size", [16, 0])
+@pytest.mark.parametrize("joined", [True, False], ids=["slices", "two tensors"])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_latents(device, kpe_size, joined, causal, dtype):
+    torch.manual_seed(17)
+    page, size, rows, lens = 8, 64, [1, 3, 2], [9, 20, 2]
+    layout = Pages(device, lens)
+    both = torch.full((int(layout.indices.max()) + 3, page, size + kpe_size), NAN, device=device).to(dtype)
+    ckv, kpe = both[..., :size], both[..., size:]
+    if not joined:
+        ckv, kpe = ckv.clone(), kpe.clone()
+    latents = [torch.randn(n, size + kpe_size, device=device).to(dtype) for n in lens]
+    for i, x in enumerate(latents):
+        places = torch.arange(len(x), device=device)
+        slots = layout.indices[layout.indptr[i] + places // page].long(), places % page
+        ckv[slots], kpe[slots] = x[:, :size], x[:, size:]
+    starts = [0, *np.cumsum(rows).tolist()]
+    wrapper = BatchMLAPagedAttentionWrapper(torch.empty(0, device=device), backend="fa2")
+    wrapper.plan(ints(starts, device), layout.indptr, layout.indices, ints(lens, device), 4, size, kpe_size, page,
+                 causal, 0.1, dtype, dtype)
+    q = torch.randn(starts[-1], 4, size + kpe_size, device=device).to(dtype)
+    out, lse = wrapper.run(q[..., :size], q[..., size:], ckv, kpe, return_lse=True)
+    want, want_lse = expected_with(q, starts, [x[:, None] for x in latents], [x[:, None, :size] for x in latents],
+                                   causal=causal, scale=0.1)
+    check(out, want)
+    check(lse, want_lse, "lse")
+    natural = wrapper.run(q[..., :size], q[..., size:], ckv, kpe, return_lse=True, return_lse_base_on_e=True)[1]
+    check(natural, want_lse / LOG2E, "lse")
+    assert torch.equal(wrapper.run(q[..., :size], q[..., size:], ckv, kpe), out)
+
+
+def test_latents_of_8_bits(device):
+    torch.manual_seed(18)
+    layout = Pages(device, [9, 20])
+    both = torch.randn(int(layout.indices.max()) + 1, 8, 80, device=device).to(torch.float8_e4m3fn)
+    wrapper = BatchMLAPagedAttentionWrapper()
+    wrapper.plan(ints(range(3), device), layout.indptr, layout.indices, ints([9, 20], device), 4, 64, 16, 8, False,
+                 0.1, torch.bfloat16, torch.float8_e4m3fn)
+    q = torch.randn(2, 4, 80, device=device).bfloat16()
+    out = wrapper.run(q[..., :64], q[..., 64:], both[..., :64], both[..., 64:], ckv_scale=0.5, kpe_scale=0.5)
+    rows = [both.float()[layout.indices[a:b].long()].flatten(0, 1)[:n] * 0.5
+            for a, b, n in zip(layout.indptr, layout.indptr[1:], (9, 20))]
+    check(out, expected_with(q, [0, 1, 2], [x[:, None] for x in rows], [x[:, None, :64] for x in rows], scale=0.1)[0])
 
 
 def test_merge(device):
@@ -487,6 +533,16 @@ def test_bad_input(device):
     cascade = MultiLevelCascadeAttentionWrapper(2)
     reject(unsupported, "levels are supported without window_left", cascade.plan, [two] * 2, [indptr] * 2,
            [indices] * 2, [last] * 2, 4, 2, 64, 8, window_left=4)
+    mla = BatchMLAPagedAttentionWrapper()
+    mla.plan(two, indptr, indices, ints([9, 20], device), 4, 56, 8, 8, False, 0.1, torch.float32, torch.float32)
+    ckv = torch.zeros(7, 8, 64, device=device)
+    reject(unsupported, "only a ckv_scale and the same kpe_scale", mla.run, q[..., :56], q[..., 56:], ckv[..., :56],
+           ckv[..., 56:], ckv_scale=2.0, kpe_scale=2.0)
+    reject(argument, "qo_indptr has 2 entries, but there are 2 sequences of keys", prefill.plan, ints([0, 2], device),
+           indptr, indices, last, 4, 2, 64, 8)
+    if device == "cpu":  # a GPU's numbers are not looked at
+        reject(argument, r"positions\[0\] = 16 is outside of the pages of sequence 0", append_paged_kv_cache, q[:1, :2],
+               q[:1, :2], ints([0], device), ints([16], device), pages.cache, indices, indptr, last)
 
 
 @pytest.mark.slow
@@ -498,17 +554,22 @@ def test_compiled_equals_eager(device):
     wrapper.plan(starts, *pages.tables(), 4, 2, 64, 8, causal=True, q_data_type=torch.float32)
     where = ints([0, 1], device), ints([7, 19], device)
 
-    masked, ragged = BatchPrefillWithPagedKVCacheWrapper(), BatchPrefillWithRaggedKVCacheWrapper()
+    masked, ragged, latent = (kind() for kind in (BatchPrefillWithPagedKVCacheWrapper,
+                                                  BatchPrefillWithRaggedKVCacheWrapper, BatchMLAPagedAttentionWrapper))
     masked.plan(starts, *pages.tables(), 4, 2, 64, 8, pos_encoding_mode="ROPE_LLAMA", q_data_type=torch.float32,
                 custom_mask=torch.arange(2 * 8 + 3 * 20) % 3 > 0)
     ragged.plan(starts, ints([0, 1, 2], device), 4, 2, 64, q_data_type=torch.float32)
+    latent.plan(starts, pages.indptr, pages.indices, ints([8, 20], device), 4, 48, 16, 8, True, 0.1, torch.float32,
+                torch.float32)
 
     def model(q, k, v, cache):
         append_paged_kv_cache(k, v, *where, cache, pages.indices, pages.indptr, pages.last)
         out, lse = wrapper.run(q * 2, cache, return_lse=True)
         merged = merge_state(out, lse, out + 1, lse)
+        rows = cache[:, 0, :, 0]
         return (merged[0] * 2, merged[1], wrapper.run(q, cache), wrapper.run(q, cache, k_scale=0.5, v_scale=2.0),
-                *masked.run_return_lse(q, cache), *ragged.run_return_lse(q, k, v))
+                *masked.run_return_lse(q, cache), *ragged.run_return_lse(q, k, v),
+                *latent.run_return_lse(q[..., :48], q[..., 48:], rows[..., :48], rows[..., 48:]))
 
     q, k, v = torch.randn(5, 4, 64, device=device), *torch.randn(2, 2, 2, 64, device=device)
     with torch.no_grad():
