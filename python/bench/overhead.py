@@ -133,11 +133,11 @@ def rows_of(case: Case):
     wrapper = BatchDecodeWithPagedKVCacheWrapper()
     indptr, last = torch.arange(SEQS + 1, dtype=torch.int32) * 2, torch.full((SEQS,), LEN - BLOCK, dtype=torch.int32)
     indices = torch.arange(SEQS * 2, dtype=torch.int32)
-    wrapper.plan(indptr, indices, last, HEADS, KV_HEADS, SIZE, BLOCK, data_type=c.dtype)
+    wrapper.plan(indptr, indices, last, HEADS, KV_HEADS, SIZE, BLOCK, q_data_type=c.dtype)
     pages = (c.k_pages, c.v_pages)
     yield "FlashInfer's `run`", least(lambda: wrapper.run(c.q, pages))
     yield "FlashInfer's `plan`, once a step", least(lambda: wrapper.plan(indptr, indices, last, HEADS, KV_HEADS, SIZE,
-                                                                         BLOCK, data_type=c.dtype))
+                                                                         BLOCK, q_data_type=c.dtype))
     if c.device == "cpu":
         q, k, v, out = (x.numpy() for x in (c.q, c.k, c.v, c.out))
         yield "`Plan.forward` with NumPy arrays", least(lambda: plan.forward(q, k, v, cache=cache, out=out))
