@@ -646,7 +646,7 @@ def test_bad_input(device):
                cache_seqlens=ints([3, 8], device))
         reject(argument, r"cache_batch_idx must have 2 entries in \[0, 2\)", flash_attn_with_kvcache, one, cache, cache,
                cache_batch_idx=ints([0, 2], device))
-        reject(argument, r"block_table\[0\] = 9 is outside \[0, 2\)", flash_attn_with_kvcache, one[:1], cache, cache,
+        reject(argument, r"block_table\[0\] = 9 is outside \[-1, 2\)", flash_attn_with_kvcache, one[:1], cache, cache,
                cache_seqlens=3, block_table=ints([[9]], device))
     assert (cache == 0).all()
 

@@ -43,12 +43,16 @@ def test_names_of_the_package_exist_and_have_docs() -> None:
         assert name == "__version__" or thing.__doc__, name
 
 
-def test_types() -> None:
-    """The package passes mypy, by the rules of pyproject.toml."""
+def mypy(*arguments: str) -> subprocess.CompletedProcess:
     folder = str(Path(folio.__file__).parent.parent)
     installed = "site-packages" in folder  # where mypy looks by itself
-    done = run(sys.executable, "-m", "mypy", "--config-file", str(SOURCE / "pyproject.toml"), "--cache-dir",
-               "/dev/null", **({} if installed else {"MYPYPATH": folder}))
+    return run(sys.executable, "-m", "mypy", "--cache-dir", "/dev/null", *arguments,
+               **({} if installed else {"MYPYPATH": folder}))
+
+
+def test_types() -> None:
+    """The package passes mypy, by the rules of pyproject.toml."""
+    done = mypy("--config-file", str(SOURCE / "pyproject.toml"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no issues found" in done.stdout
 
@@ -64,8 +68,7 @@ def use(cache: folio.KVCache, plan: folio.Plan, at: folio.Attention, context: fo
     with cache as same:
         reveal_type(same)
 """)
-    done = run(sys.executable, "-m", "mypy", "--cache-dir", "/dev/null", "--ignore-missing-imports", "--follow-imports",
-               "silent", str(tmp_path / "user.py"), MYPYPATH=str(Path(folio.__file__).parent.parent))
+    done = mypy("--ignore-missing-imports", "--follow-imports", "silent", str(tmp_path / "user.py"))
     kinds = re.findall(r'Revealed type is "(.*)"', done.stdout)
     assert kinds == ["tuple[int, int, int, int, int]"] * 2 + ["tuple[int, int, str, str]", "folio.cache.KVCache"], done
 
