@@ -13,7 +13,7 @@ static const v06_seq decodes[] = {
 /* Biases of these types of the step's prompts, with a head or with all, over most keys. Then without them. */
 static void run_biased(v06 *r, const char *types)
 {
-    static float numbers[4096];
+    static float numbers[6 * 28 * 28 + V06_SEQS]; /* most heads, and keys of an encoder */
     support_fill(numbers, COUNT_OF(numbers), 5, 2.0f);
     for (int k = 3; k < COUNT_OF(numbers); k += 7) numbers[k] = -INFINITY;
     for (const char *type = types; *type != '\0'; type++) {
