@@ -48,7 +48,7 @@ static const char options_help[] =
     "                         come from memory; warm: the same forward runs just before; dirty, on a\n"
     "                         GPU: 256 MiB are written, and written back during the repetition\n"
     "      --peers            also run other libraries, alternating with Folio (peers/README.md)\n"
-    "      --peers-script PATH  peers.py, if not ../peers/peers.py seen from this program\n"
+    "      --peers-script PATH  peers.py; default: ../peers/peers.py from the program's folder\n"
     "      --reps N           repetitions of each case; default 10, on a GPU 30\n"
     "      --seed N           seed of the random numbers and the block order; default 1\n"
     "      --compare FILE.json  compare with a run saved by -o json, see below\n"

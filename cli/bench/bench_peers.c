@@ -60,7 +60,8 @@ bench_peers *bench_peers_open(const char *script)
     if (found && script) strcpy(p->script, script);
     if (found) return p;
     fprintf(stderr, "folio bench: --peers: there is no %s; --peers-script says where it is\n",
-            script ? script : "peers/peers.py of this program's owner beside its folder");
+            script ? script
+                   : "peers/peers.py beside the program's folder, or it has another owner");
     free(p);
     return NULL;
 }

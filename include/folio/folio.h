@@ -962,6 +962,7 @@ FOLIO_API folio_status folio_batch_get_view(folio_batch *batch, folio_attention_
  * block_table in every sequence but padding; with FOLIO_KV_APPEND, or without a cache, a sequence
  * without a context needs none. ENCODER: encoder_len in some sequence. ENCODER_ONLY: nothing.
  * ENCODER_DECODER: encoder_len in some sequence, and cross_block_table wherever encoder_len > 0.
+ * A forward rejects a batch without a table that it needs; rows without encoder keys get zeros.
  */
 FOLIO_API int folio_batch_is_complete(const folio_batch *batch, folio_attention_type type,
                                       const char **missing);
