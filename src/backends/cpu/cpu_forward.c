@@ -90,7 +90,7 @@ typedef struct {
     const folioi_item *item;
     int32_t kv_head, num_rows;
     folioi_rows rows;
-    folioi_soon soon[2]; /* its keys, and the next item's */
+    folioi_prefetch prefetch[2]; /* its keys, and the next item's */
     scratch s;
 } work;
 
@@ -204,7 +204,7 @@ static void run_split(const work *w, const folioi_keys *keys, int32_t split,
         .keys = *keys,
         .begin = (int32_t)max_i64(begin, seen.begin),
         .end = (int32_t)min_i64(end, seen.end),
-        .soon = {w->soon[0], w->soon[1]},
+        .prefetch = {w->prefetch[0], w->prefetch[1]},
         .deep_l1 = w->job->kernels->deep_l1,
         .state = *state,
         .k_tile = w->s.k_tile,
@@ -262,18 +262,18 @@ static void end_chain_item(const work *w, const folioi_chain *chain)
 }
 
 /* Keys of a unit that are stored. */
-static folioi_soon keys_soon(const job *j, int64_t unit)
+static folioi_prefetch keys_to_prefetch(const job *j, int64_t unit)
 {
     const folioi_call *call = j->call;
     int64_t heads = call->attention->num_kv_heads;
-    if (!call->cached || unit >= j->schedule->num_items * heads) return (folioi_soon){0};
+    if (!call->cached || unit >= j->schedule->num_items * heads) return (folioi_prefetch){0};
     const folioi_item *item = &j->schedule->items[unit / heads];
     folioi_rows rows = folioi_batch_rows(call->batch, item->seq, call->type);
     folioi_range seen = key_range_of(&rows, call->attention, item->first_query, item->num_queries);
     int64_t begin = max_i64((int64_t)item->split_begin * FOLIOI_SPLIT_LEN, seen.begin);
     int64_t end = min_i64((int64_t)item->split_end * FOLIOI_SPLIT_LEN, seen.end);
     int64_t stored = call->append ? rows.context_len : rows.key_len;
-    return (folioi_soon){
+    return (folioi_prefetch){
         .blocks = rows.blocks,
         .kv_head = (int32_t)(unit % heads),
         .key = (int32_t)(begin / FOLIOI_TILE_KEYS * FOLIOI_TILE_KEYS),
@@ -293,7 +293,7 @@ static void run_item(const job *j, int64_t unit, int64_t next, scratch s)
         .num_rows =
             item->num_queries * (call->attention->num_heads / call->attention->num_kv_heads),
         .rows = folioi_batch_rows(call->batch, item->seq, call->type),
-        .soon = {keys_soon(j, unit), keys_soon(j, next)},
+        .prefetch = {keys_to_prefetch(j, unit), keys_to_prefetch(j, next)},
         .s = s,
     };
     load_rows(&w);

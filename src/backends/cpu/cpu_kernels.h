@@ -49,11 +49,11 @@ static inline void turn_row(const folioi_keys *keys, int64_t row, int32_t dims, 
 }
 
 /** Stored keys [key, end) of a sequence that will be read soon: worth fetching ahead. */
-typedef struct folioi_soon {
+typedef struct folioi_prefetch {
     const int32_t *blocks;
     int32_t kv_head;
     int32_t key, end;
-} folioi_soon;
+} folioi_prefetch;
 
 /** A soft cap; 0: none. */
 typedef struct folioi_soft_cap {
@@ -88,7 +88,8 @@ typedef struct folioi_attend_args {
     folioi_soft_cap soft_cap;
     folioi_keys keys;
     int32_t begin, end;
-    folioi_soon soon[2];     /* the item's own keys, from any to the last; then the next item's */
+    folioi_prefetch
+        prefetch[2];         /* the item's own keys, from any to the last; then the next item's */
     bool deep_l1;            /* as in folioi_cpu_kernels                                    */
     folioi_state_rows state; /* written, not read                                           */
     float *k_tile;           /* scratch [k_dims][FOLIOI_TILE_KEYS]                          */

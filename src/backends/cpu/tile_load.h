@@ -336,30 +336,31 @@ INLINE bool shape_pieces(const key_side *side, int64_t elem, int32_t block_size,
 
 /* The piece with token `key`. Where pieces are contiguous they need not be in the order of tokens. */
 INLINE const char *find_piece(const folioi_attend_args *a, const tile_plan *plan, key_side side,
-                              int64_t elem, const fetch_side *s, const folioi_soon *soon,
+                              int64_t elem, const fetch_side *s, const folioi_prefetch *prefetch,
                               int64_t key)
 {
     if (s->rows == 1) side.token = side.dims * elem;
-    return find_token(plan, &side, a->keys.block_size, soon->blocks, soon->kv_head, key);
+    return find_token(plan, &side, a->keys.block_size, prefetch->blocks, prefetch->kv_head, key);
 }
 
-/* Pieces of stored keys [key, soon->end): of K until f has `most_k`, of V until it has `most_v`. */
-INLINE void add_pieces(const folioi_attend_args *a, const tile_plan *plan, const folioi_soon *soon,
-                       int64_t key, int32_t most_k, int32_t most_v, ahead *f, int32_t *num_k)
+/* Pieces of stored keys [key, prefetch->end): of K until f has `most_k`, of V until it has `most_v`. */
+INLINE void add_pieces(const folioi_attend_args *a, const tile_plan *plan,
+                       const folioi_prefetch *prefetch, int64_t key, int32_t most_k, int32_t most_v,
+                       ahead *f, int32_t *num_k)
 {
     const folioi_keys *keys = &a->keys;
     const int64_t elem = (int64_t)folio_dtype_size(keys->k.dtype);
-    for (; key + plan->chunk <= soon->end && *num_k < most_k; key += plan->chunk) {
+    for (; key + plan->chunk <= prefetch->end && *num_k < most_k; key += plan->chunk) {
         int32_t i = (*num_k)++;
-        f->k.piece[i] = find_piece(a, plan, plan->k, elem, &f->k, soon, key);
-        if (i < most_v) f->v.piece[i] = find_piece(a, plan, plan->v, elem, &f->v, soon, key);
+        f->k.piece[i] = find_piece(a, plan, plan->k, elem, &f->k, prefetch, key);
+        if (i < most_v) f->v.piece[i] = find_piece(a, plan, plan->v, elem, &f->v, prefetch, key);
         if (keys->k.scales == NULL) continue;
         uint32_t at = (uint32_t)key, size = (uint32_t)keys->block_size;
-        int64_t block = soon->blocks[at / size], token = at % size;
+        int64_t block = prefetch->blocks[at / size], token = at % size;
         __builtin_prefetch(keys->k.scales +
-                           address_token(keys->k.scales_at, block, soon->kv_head, token));
+                           address_token(keys->k.scales_at, block, prefetch->kv_head, token));
         __builtin_prefetch(keys->v.scales +
-                           address_token(keys->v.scales_at, block, soon->kv_head, token));
+                           address_token(keys->v.scales_at, block, prefetch->kv_head, token));
     }
 }
 
@@ -411,14 +412,15 @@ static void look_ahead(const folioi_attend_args *a, const tile_plan *plan, const
     f->v.width = !few ? f->k.width : v_in_place ? GROUP : HALF;
     int32_t num = 0;
     int32_t of_v = keys->v_in_k ? 0 : pieces;
-    add_pieces(a, plan, &a->soon[0], few ? t->t0 : t->t0 + (int64_t)TILE, pieces, of_v, f, &num);
-    if (!few) add_pieces(a, plan, &a->soon[1], a->soon[1].key, pieces, of_v, f, &num);
+    add_pieces(a, plan, &a->prefetch[0], few ? t->t0 : t->t0 + (int64_t)TILE, pieces, of_v, f,
+               &num);
+    if (!few) add_pieces(a, plan, &a->prefetch[1], a->prefetch[1].key, pieces, of_v, f, &num);
     f->k.num = num;
     f->v.num = keys->v_in_k ? 0 : num;
     if (few && num == pieces) {
         int32_t more = pieces + GROUP * SUB / chunk;
-        add_pieces(a, plan, &a->soon[0], t->t0 + (int64_t)TILE, more, 0, f, &num);
-        add_pieces(a, plan, &a->soon[1], a->soon[1].key, more, 0, f, &num);
+        add_pieces(a, plan, &a->prefetch[0], t->t0 + (int64_t)TILE, more, 0, f, &num);
+        add_pieces(a, plan, &a->prefetch[1], a->prefetch[1].key, more, 0, f, &num);
     }
     f->num_k = num;
     if (num == 0) return;
