@@ -1,6 +1,7 @@
 /* touch.c: spreads the pages of new memory over the context's threads. */
 #include "core/touch.h"
 
+#include "core/cancel.h"
 #include "core/checked.h"
 
 #include <stdio.h>
@@ -32,9 +33,10 @@ bool folioi_has_memory_nodes(void)
 {
     /* "0", or a list such as "0-1" or "0,2" */
     char nodes[64] = "";
+    int cancel = cancel_defer();
     FILE *f = fopen("/sys/devices/system/node/has_normal_memory", "re");
-    if (f == NULL) return false;
-    bool many = fgets(nodes, sizeof nodes, f) != NULL && strpbrk(nodes, "-,") != NULL;
-    fclose(f);
+    bool many = f != NULL && fgets(nodes, sizeof nodes, f) != NULL && strpbrk(nodes, "-,") != NULL;
+    if (f != NULL) fclose(f);
+    cancel_allow(cancel);
     return many;
 }

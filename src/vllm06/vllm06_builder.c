@@ -210,7 +210,9 @@ static void fill_row(int32_t *row, int64_t stride, const int32_t *table, int64_t
 static void fill(const folio_vllm06_builder *b, const folio_vllm06_metadata_fields *f,
                  const columns *c)
 {
-    const int32_t *table = b->blocks.data, *cross = b->cross_blocks.data;
+    static const int32_t none[1] = {0}; /* of a step of padding: no pointer is NULL + 0 */
+    const int32_t *table = b->blocks.data != NULL ? b->blocks.data : none;
+    const int32_t *cross = b->cross_blocks.data != NULL ? b->cross_blocks.data : none;
     int64_t *slots = c->slots, *cross_slots = c->cross_slots, block_size = b->desc.block_size;
     /* a sequence with fewer blocks than others has none there, which forward can tell */
     int32_t rest = b->graph ? 0 : FOLIO_NO_BLOCK;
