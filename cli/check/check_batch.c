@@ -384,7 +384,8 @@ static void run_line(const check_env *env, check_draw *d, int32_t number, check_
                         .dtype = kernel.dtype,
                         .kv_dtype = kernel.kv_dtype,
                         .layout = kernel.layout,
-                        .block_size = 16};
+                        .soft_cap = kernel.soft_cap,
+                        .block_size = kernel.block_size};
     int64_t least = (kernel.min_rows + group - 1) / group;
     int64_t most = kernel.max_rows > 0 ? kernel.max_rows / group : least + 130;
     check_add(&c, most, CHECK_PICK(d, contexts));

@@ -1262,10 +1262,12 @@ typedef struct folio_context_kernel {
     int32_t max_rows;     /* largest; 0: no limit                                             */
     int32_t v_head_size;  /* of V                                                             */
     int32_t v_in_k;       /* 1: V is the first numbers of K: latent attention                 */
+    float soft_cap;       /* of the attention; 0: none                                        */
+    int32_t block_size;   /* of the cache                                                     */
 } folio_context_kernel;
 
 /** Kernel `index` in [0, folio_context_info.num_kernels) of a context's backend, level and device. A
- * plan chooses it for DECODER attention of this case without soft cap, on a cache of 16-token blocks.
+ * plan chooses it for DECODER attention of this case.
  * @return FOLIO_OK; ERR_ARGUMENT. */
 FOLIO_API folio_status folio_context_get_kernel(const folio_context *ctx, int32_t index,
                                                 folio_context_kernel *info);

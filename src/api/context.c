@@ -155,5 +155,6 @@ folio_status folio_context_get_kernel(const folio_context *ctx, int32_t index,
     folio_context_kernel i = {0};
     REQUIRE(index >= 0 && ctx->backend->get_kernel(ctx, index, &i),
             "folio_context_get_kernel: index %d is outside [0, %d)", index, num_kernels_of(ctx));
+    if (i.block_size == 0) i.block_size = 16; /* any */
     return folioi_struct_out(info, &i, sizeof i, "folio_context_kernel");
 }

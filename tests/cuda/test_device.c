@@ -638,11 +638,12 @@ TEST(device_failure, a_kernel_that_fails_is_named)
     engine e;
     open_engine(&e, 0, false);
     int64_t rows = make_step(&e, 1);
-    void *q = e.q;
-    e.q = (void *)(uintptr_t)4096;
-    forward(&e, rows);
-    CHECK_REFUSED(folio_run_wait(e.l.ctx, &e.run), FOLIO_ERR_DEVICE, "kernel decode");
-    e.q = q;
+    folio_tensors t =
+        FOLIO_WITH(folio_tensors, .q = {(void *)(uintptr_t)4096, FOLIO_BF16, rows, 0, 0},
+                   .out = {e.out, FOLIO_BF16, rows, 0, 0}, .slopes = e.slopes, .sinks = e.sinks);
+    /* prefill fails, and decode's launch may find that before the wait does */
+    (void)folio_attention_forward(e.l.plan, 0, FOLIO_ATTENTION_DECODER, e.l.cache, 0, &t, &e.run);
+    CHECK_REFUSED(folio_run_wait(e.l.ctx, &e.run), FOLIO_ERR_DEVICE, "kernel prefill");
     close_engine(&e);
 }
 

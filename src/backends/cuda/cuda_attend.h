@@ -103,7 +103,8 @@ typedef struct folioi_cuda_layer {
     int32_t block_size;
     folioi_cuda_side k, v;
     folioi_cuda_rotations
-        rotations; /* of q and of new_k, as they are read: the generic kernel alone does it */
+        rotations;      /* of q and of new_k, as they are read: the generic kernel alone does it */
+    int64_t num_blocks; /* of the cache; 0 in a plan's prototype */
 } folioi_cuda_layer;
 
 /** How K and V lie in the cache, of those ways that prefill and decode kernels read. */
@@ -192,7 +193,7 @@ typedef struct folioi_cuda_limits {
 } folioi_cuda_limits;
 
 /** Lines of one family that take an attention, in the list's order; the last is flexible. NULL: no more. */
-enum { FOLIOI_CUDA_CHAIN = 3 };
+enum { FOLIOI_CUDA_CHAIN = 4 };
 typedef struct folioi_cuda_chain {
     const folioi_cuda_line *lines[FOLIOI_CUDA_CHAIN];
 } folioi_cuda_chain;

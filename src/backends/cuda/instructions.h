@@ -355,6 +355,16 @@ template <typename T> static __device__ __forceinline__ uint32_t pack(float x, f
     return r;
 }
 
+/* Zeros, plus NaN where a number is not finite. */
+template <typename T> static __device__ __forceinline__ uint32_t add_odd(uint32_t odd, uint32_t two)
+{
+    uint32_t r;
+    if constexpr (IS_BF16<T>)
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(two), "r"(0), "r"(odd));
+    else asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(two), "r"(0), "r"(odd));
+    return r;
+}
+
 static __device__ __forceinline__ float half_bits_to_float(uint16_t bits, bool is_bf16)
 {
     if (is_bf16) return __uint_as_float((uint32_t)bits << 16);

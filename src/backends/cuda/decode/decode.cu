@@ -15,6 +15,7 @@ typedef struct decode_line {
     int32_t q_forms;            /* see block_shared                                         */
     int32_t warps[2];           /* of up to 8 rows, of up to 16                             */
     folioi_cuda_form form;      /* of fixed lines: rows stands for pages too                */
+    bool options;               /* of fixed lines: scores may have a soft cap and ALiBi      */
     decode_fn *kernels[2][2];   /* the same, for the form and for pages; NULL: is none      */
     int32_t cluster_warps[2];   /* the same, for clusters of blocks; pages only             */
     decode_fn *clustered[2][2]; /* the same; without new rows to store, and with them */
@@ -22,13 +23,15 @@ typedef struct decode_line {
 
 /* Fixed 16-bit instances know pages from rows too. */
 template <int DIMS, int NT, int KV, int WARPS, folioi_cuda_form FORM, bool CLUSTERED = false,
-          bool STORES = true>
+          bool STORES = true, bool OPTIONS = false>
 static constexpr decode_fn *kernel_of(void)
 {
-    constexpr bool NO_PAGES = FORM == FOLIOI_FORM_PAGES && KV != FOLIO_F16 && KV != FOLIO_BF16;
+    constexpr bool NO_PAGES =
+        FORM == FOLIOI_FORM_PAGES && (DIMS % 64 != 0 || (KV != FOLIO_F16 && KV != FOLIO_BF16));
     constexpr folioi_cuda_form OWN = NO_PAGES ? FOLIOI_FORM_ROWS : FORM;
     constexpr bool STORING = OWN == FOLIOI_FORM_PAGES && STORES;
-    if constexpr (WARPS > 0) return decode_kernel<DIMS, NT, KV, WARPS, OWN, CLUSTERED, STORING>;
+    if constexpr (WARPS > 0)
+        return decode_kernel<DIMS, NT, KV, WARPS, OWN, CLUSTERED, STORING, OPTIONS>;
     else return nullptr;
 }
 
@@ -36,7 +39,7 @@ static bool matches(const folioi_cuda_line *line, const folioi_cuda_layer *y,
                     const folioi_cuda_sm *sm, int32_t rows);
 
 /* What all lines begin with. */
-#define LINE(name, kv, dims, few, many, form)                                                      \
+#define LINE(name, kv, dims, few, many, form, options)                                             \
     {"decode_" name "_d" #dims,                                                                    \
      kv == FOLIO_F16 || kv == FOLIO_BF16 ? (folio_dtype)kv : (folio_dtype)0,                       \
      (folio_dtype)kv,                                                                              \
@@ -44,17 +47,20 @@ static bool matches(const folioi_cuda_line *line, const folioi_cuda_layer *y,
      dims,                                                                                         \
      kv == 0,                                                                                      \
      matches},                                                                                     \
-        decode_instance<dims, 1, kv, form, false>::Q_FORMS, {few, many}, form
-#define KERNELS(kv, dims, few, many, form)                                                         \
+        decode_instance<dims, 1, kv, form, false>::Q_FORMS, {few, many}, form, options
+#define KERNELS(kv, dims, few, many, ...)                                                          \
     {                                                                                              \
-        kernel_of<dims, 1, kv, few, form>(), kernel_of<dims, 2, kv, many, form>()                  \
+        kernel_of<dims, 1, kv, few, __VA_ARGS__>(), kernel_of<dims, 2, kv, many, __VA_ARGS__>()    \
     }
 #define XPACKED_LINE(name, kv, dims, few, many, form)                                              \
-    {LINE(name, kv, dims, few, many, form), {KERNELS(kv, dims, few, many, form), {}}, {}, {}},
+    {LINE(name, kv, dims, few, many, form, false),                                                 \
+     {KERNELS(kv, dims, few, many, form), {}},                                                     \
+     {},                                                                                           \
+     {}},
 
 static const decode_line lines[] = {
 #define X(name, kv, dims, few, many, cluster_few, cluster_many)                                    \
-    {LINE(#name, kv, dims, few, many, FOLIOI_FORM_ROWS),                                           \
+    {LINE(#name, kv, dims, few, many, FOLIOI_FORM_ROWS, false),                                    \
      {KERNELS(kv, dims, few, many, FOLIOI_FORM_ROWS),                                              \
       KERNELS(kv, dims, few, many, FOLIOI_FORM_PAGES)},                                            \
      {cluster_few, cluster_many},                                                                  \
@@ -62,12 +68,19 @@ static const decode_line lines[] = {
        kernel_of<dims, 1, kv, cluster_few, FOLIOI_FORM_PAGES, true>()},                            \
       {kernel_of<dims, 2, kv, cluster_many, FOLIOI_FORM_PAGES, true, false>(),                     \
        kernel_of<dims, 2, kv, cluster_many, FOLIOI_FORM_PAGES, true>()}}},
+#define OPTIONS(name, kv, dims, few, many)                                                         \
+    {LINE("options_" #name, kv, dims, few, many, FOLIOI_FORM_ROWS, true),                          \
+     {KERNELS(kv, dims, few, many, FOLIOI_FORM_ROWS, false, true, true),                           \
+      KERNELS(kv, dims, few, many, FOLIOI_FORM_PAGES, false, true, true)},                         \
+     {},                                                                                           \
+     {}},
 #define XPACKED(name, kv, dims, few, many)                                                         \
     XPACKED_LINE("x_" #name, kv, dims, few, many, FOLIOI_FORM_XPACKED)
 #define XPACKED_1(name, kv, dims, few, many)                                                       \
     XPACKED_LINE("x1_" #name, kv, dims, few, many, FOLIOI_FORM_XPACKED_1)
 #include "backends/cuda/decode/decode_instances.def"
 #undef X
+#undef OPTIONS
 #undef XPACKED
 #undef XPACKED_1
 };
@@ -203,7 +216,9 @@ static bool is_fixed(const folioi_cuda_line *line, const folioi_cuda_layer *y)
     if (line->dtype != 0 && y->dtype != line->dtype) return false;
     if (y->k_dims != line->k_dims || y->v_dims != line->v_dims) return false;
     if (y->kv_dtype == FOLIO_INT8 && !scales_alike(&y->k.scales_at, &y->v.scales_at)) return false;
-    if (y->soft_cap > 0.0f || y->slopes != NULL || y->bias.data != NULL) return false;
+    bool has_options = y->soft_cap > 0.0f || y->slopes != NULL;
+    if (y->bias.data != NULL || (has_options && !((const decode_line *)line)->options))
+        return false;
     if (y->k.head_scales != NULL || y->v.head_scales != NULL)
         return false; /* no register is left */
     return widest_copy(y, dtype_is_16_bit(line->kv) ? 2 : 1) == 16 &&

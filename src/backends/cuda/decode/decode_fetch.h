@@ -303,14 +303,24 @@ template <int DIMS, int BYTES, int ROW>
 static __device__ __forceinline__ void copy_block_fixed(uint32_t dst, const char *from, int64_t row)
 {
     constexpr int COPIES = DIMS * BYTES / 16;
-    constexpr int ROWS = 32 / COPIES;
-    int lane = threadIdx.x & 31, mine = lane / COPIES, chunk = lane % COPIES;
+    int lane = threadIdx.x & 31;
     if (ROW != 0) row = ROW;
-    from += mine * row + chunk * 16;
+    if constexpr (32 % COPIES == 0) {
+        constexpr int ROWS = 32 / COPIES;
+        int mine = lane / COPIES, chunk = lane % COPIES;
+        from += mine * row + chunk * 16;
 #pragma unroll
-    for (int t = 0; t < 16; t += ROWS)
-        cp_async<16, 128>(dst + fixed_place<DIMS, BYTES, FOLIOI_FORM_ROWS>(t + mine, chunk),
-                          from + t * row);
+        for (int t = 0; t < 16; t += ROWS)
+            cp_async<16, 128>(dst + fixed_place<DIMS, BYTES, FOLIOI_FORM_ROWS>(t + mine, chunk),
+                              from + t * row);
+    } else {
+#pragma unroll
+        for (int n = lane; n < 16 * COPIES; n += 32) {
+            int t = n / COPIES, chunk = n % COPIES;
+            cp_async<16, 128>(dst + fixed_place<DIMS, BYTES, FOLIOI_FORM_ROWS>(t, chunk),
+                              from + t * row + chunk * 16);
+        }
+    }
 }
 
 /* K in packs: 16 rows; lane t holds the address of row t; 0: the row is zeros. step: from pack to pack. */

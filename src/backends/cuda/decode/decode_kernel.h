@@ -7,8 +7,8 @@
  *
  * At the end of an item the warps' sums are added in the order of warps. If a sequence has several parts, the last block
  * that ends one adds them in their order (decode_end.h), or the blocks of a cluster do (decode_cluster.h). Fixed instances
- * are compiled for a type and a head size of K and V, and have no options on scores. Flexible ones take everything at run
- * time.
+ * are compiled for a type and a head size of K and V, without options on scores or with a soft cap and ALiBi. Flexible ones
+ * take everything at run time.
  */
 #ifndef FOLIOI_DECODE_KERNEL_H
 #define FOLIOI_DECODE_KERNEL_H
@@ -23,14 +23,15 @@
 
 /*
  * An instance and what follows from it. Fixed: KV is the dtype of K and V, VMAX their head size. Flexible: KV is 0, VMAX the
- * largest head size of V. NT: fragments of 8 rows.
+ * largest head size of V. NT: fragments of 8 rows. OPTIONS: of fixed ones, scores have a soft cap or ALiBi, or neither.
  */
-template <int VMAX_, int NT_, int KV_, folioi_cuda_form FORM_, bool STORES_>
+template <int VMAX_, int NT_, int KV_, folioi_cuda_form FORM_, bool STORES_, bool OPTIONS_ = false>
 struct decode_instance {
     static constexpr int VMAX = VMAX_, NT = NT_, KV = KV_;
     static constexpr folioi_cuda_form FORM = FORM_; /* of K and V; flexible ones take them all */
     static constexpr bool PAGED = FORM == FOLIOI_FORM_PAGES;
     static constexpr bool STORES = STORES_; /* it can store new rows; in pages only */
+    static constexpr bool OPTIONS = OPTIONS_;
     using T = typename std::conditional<KV == FOLIO_BF16, __nv_bfloat16, __half>::type;
     static constexpr bool INT8 = KV == FOLIO_INT8;
     static constexpr bool EIGHT = KV == FOLIO_FP8_E4M3 || KV == FOLIO_FP8_E5M2 || INT8;
@@ -43,7 +44,7 @@ struct decode_instance {
     /* that shared memory holds of q: see block_shared */
     static constexpr int Q_FORMS = KV == 0 ? 3 : Q_IN_REGISTERS ? 0 : 1;
     static constexpr int Q_STEPS = Q_IN_REGISTERS ? VMAX / 16 : 1;
-    static_assert(VMAX % 64 == 0, "head sizes are multiples of 64");
+    static_assert(VMAX % (PAGED ? 64 : 16) == 0, "pages have panels of 64 dims, fragments 16");
     static_assert(FORM != FOLIOI_FORM_XPACKED_1 || (!EIGHT && Q_IN_REGISTERS),
                   "other scores do not read K by dims");
 };
@@ -112,6 +113,7 @@ static __device__ __forceinline__ void start_item(const decode_args &a, const bl
         if (I::KV == 0) start_options(a, sh, s, item.seq, num_rows, first_row, kv_head);
         __syncthreads();
     }
+    if constexpr (I::OPTIONS) load_options<I::NT>(a, s, num_rows, first_row, kv_head, opt);
     if constexpr (I::KV == 0) {
         bool converted = a.layer.dtype == FOLIO_BF16 && !cache_is_bf16(a);
 #pragma unroll
@@ -214,13 +216,13 @@ static __device__ __forceinline__ void await_tile(const decode_args &a, const bl
 }
 
 template <int VMAX, int NT, int KV, int WARPS, folioi_cuda_form FORM, bool CLUSTERED = false,
-          bool STORES = FORM == FOLIOI_FORM_PAGES>
+          bool STORES = FORM == FOLIOI_FORM_PAGES, bool OPTIONS = false>
 __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
     decode_kernel(const __grid_constant__ decode_args a)
 {
     if constexpr (CLUSTERED && !HAS_BULK_COPIES) return;
     extern __shared__ __align__(128) char memory[];
-    using I = decode_instance<VMAX, NT, KV, FORM, STORES>;
+    using I = decode_instance<VMAX, NT, KV, FORM, STORES, OPTIONS>;
     int warp = threadIdx.x / 32;
     int kv_head = blockIdx.x, share = blockIdx.y;
     int first_row = KV != 0 ? 0 : blockIdx.z * 8; /* heads above 256 have two blocks of rows */
@@ -317,7 +319,8 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
             float sc[NT][4] = {}, alpha[2 * NT];
             uint32_t hidden[NT][4];
             score_tile<I>(a, sh, tile, stage, q, wide, sc);
-            bool apart = finish_scores<KV, NT, FORM>(a, sh, tile, item_at(a, sh, n)->sequence, seen,
+            bool apart =
+                finish_scores<KV, NT, FORM, OPTIONS>(a, sh, tile, item_at(a, sh, n)->sequence, seen,
                                                      first_row, opt, num_rows, whole, sc, hidden);
             bool grown = soften<NT>(rows, sc, alpha, wide);
             add_tile_values<I>(a, tile, o, sc, alpha, grown, num_rows, wide, whole, apart, hidden,

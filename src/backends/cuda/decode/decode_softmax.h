@@ -9,6 +9,7 @@
 #include "backends/cuda/decode/decode_query.h"
 #include "backends/cuda/decode/decode_tile.h"
 #include "backends/cuda/instructions.h"
+#include "backends/cuda/tanh.h"
 #include "backends/cuda/warp.h"
 
 /* Rows of an item as one thread sees them. */
@@ -16,9 +17,14 @@ template <int NT> struct row_state {
     float m[2 * NT], l[2 * NT];
 };
 
-/* Factors of the scores of cached keys: scale, k.scale and what q was divided by. Fixed 16-bit instances need none. */
+/*
+ * Factors of the scores of cached keys: scale, k.scale and what q was divided by. Fixed 16-bit instances need none. Of fixed
+ * instances with options: where a row stands among the keys, and its slope.
+ */
 template <int NT> struct row_options {
     float factor[2 * NT];
+    float slope[2 * NT];
+    int own[2 * NT];
 };
 
 /* The row of the item that a thread has at [n]; t: lane % 4. */
@@ -84,6 +90,22 @@ static __device__ __forceinline__ void start_options(const decode_args &a, const
     sh.options[r].bias = seq * strides[0] + h * strides[1] + i * strides[2];
 }
 
+/* The same to registers, for fixed instances. Distances beyond 2^30 are as good as that. */
+template <int NT>
+static __device__ __forceinline__ void load_options(const decode_args &a, const folioi_cuda_seq &s,
+                                                    int num_rows, int first_row, int kv_head,
+                                                    row_options<NT> &opt)
+{
+#pragma unroll
+    for (int row = 0; row < 2 * NT; row++) {
+        int r = first_row + min(row_of(threadIdx.x & 3, row), num_rows - 1), i = r / a.group;
+        int64_t own = s.first_query_pos + i - s.first_key_pos;
+        opt.own[row] = (int)max(min(own, (int64_t)1 << 30), -((int64_t)1 << 30));
+        opt.slope[row] =
+            a.layer.slopes != NULL ? a.layer.slopes[kv_head * a.group + r - i * a.group] : 0.0f;
+    }
+}
+
 /* ---- a tile's scores ---- */
 
 static __device__ __forceinline__ float bias_at(const decode_args &a, int64_t index)
@@ -93,11 +115,16 @@ static __device__ __forceinline__ float bias_at(const decode_args &a, int64_t in
     return half_bits_to_float(((const uint16_t *)b.data)[index], b.dtype == FOLIO_BF16);
 }
 
+static __device__ __forceinline__ float cap_score(const decode_args &a, float x)
+{
+    return a.layer.soft_cap * tanh_fast(__fdividef(x, a.layer.soft_cap));
+}
+
 /* The score of a scaled dot product x. real: row and token belong to the item. */
 static __device__ __forceinline__ float option_score(const decode_args &a, const row_option &row,
                                                      float x, int token, bool real)
 {
-    if (a.layer.soft_cap > 0.0f) x = a.layer.soft_cap * tanhf(x / a.layer.soft_cap);
+    if (a.layer.soft_cap > 0.0f) x = cap_score(a, x);
     if (a.layer.slopes != NULL && real) x -= row.slope * fabsf((float)(row.own - token));
     if (a.layer.bias.data != NULL && real) {
         float bias = bias_at(a, row.bias + token * a.layer.bias.strides[3]);
@@ -111,7 +138,7 @@ static __device__ __forceinline__ float option_score(const decode_args &a, const
  * hidden: lanes whose scores are -inf; fixed instances set it only if the tile is not whole. What a tile by dims holds before
  * the item's first token is not zeros.
  */
-template <int KV, int NT, folioi_cuda_form FORM>
+template <int KV, int NT, folioi_cuda_form FORM, bool OPTIONS>
 static __device__ __forceinline__ bool finish_scores(const decode_args &a, const block_shared &sh,
                                                      const tile_view &tile,
                                                      const folioi_cuda_seq &seq, int2 seen,
@@ -130,6 +157,10 @@ static __device__ __forceinline__ bool finish_scores(const decode_args &a, const
                                                                : opt.factor[2 * n + (e & 1)];
                 if (KV == FOLIO_INT8) by *= tile.scales[tile_token<SPREAD>(g, e / 2)];
                 s[n][e] *= by;
+                if (!OPTIONS) continue;
+                if (a.layer.soft_cap > 0.0f) s[n][e] = cap_score(a, s[n][e]);
+                int row = 2 * n + (e & 1), token = tile.tile + tile_token<SPREAD>(g, e / 2);
+                s[n][e] = fmaf(-opt.slope[row], fabsf((float)(opt.own[row] - token)), s[n][e]);
             }
         }
         if (whole) return false;

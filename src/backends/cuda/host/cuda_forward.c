@@ -15,7 +15,7 @@ static folioi_cuda_layer layer_of(const folioi_call *call)
         .k_dims = a->k_head_size,
         .v_dims = a->v_head_size,
         .scale = a->scale,
-        .soft_cap = a->soft_cap,
+        .soft_cap = folioi_cuda_soft_cap(a),
         .window_left = a->window_left,
         .window_right = a->window_right,
         .q = rows_of(&t->q),
@@ -35,6 +35,7 @@ static folioi_cuda_layer layer_of(const folioi_call *call)
     };
     if (call->cached) {
         l.block_size = call->layer.format->desc.block_size;
+        l.num_blocks = call->layer.format->desc.num_blocks;
         l.k = folioi_cuda_side_of(&call->layer, FOLIOI_K, t->k_scale, t->k_head_scales);
         l.v = folioi_cuda_side_of(&call->layer, FOLIOI_V, t->v_scale, t->v_head_scales);
     }

@@ -20,7 +20,7 @@ folioi_cuda_layer folioi_cuda_layer_prototype(const folioi_plan_shape *shape,
     l.v_dims = a->v_head_size;
     l.v_in_k = a->v_in_k;
     l.scale = a->scale;
-    l.soft_cap = a->soft_cap;
+    l.soft_cap = folioi_cuda_soft_cap(a);
     l.window_left = a->window_left;
     l.window_right = a->window_right;
     l.block_size = shape->desc.block_size;
@@ -81,21 +81,30 @@ void folioi_cuda_name_kernels(folioi_cuda_use *use)
 
 typedef enum { NOT_MATCHED, MATCHED, CHOSEN } line_use;
 
-/* A case for a line, in a layout, and what a plan does with it: the line cannot run it, could, or is chosen. */
+/* What examples of lines differ in, beside what a line is made for. */
+typedef struct example_kind {
+    folio_layout layout;
+    int32_t block_size;
+    float soft_cap;
+} example_kind;
+
+/* A case for a line, and what a plan does with it: the line cannot run it, could, or is chosen. */
 static line_use example_of(const folioi_cuda_line *line, bool decode, const folioi_cuda_sm *sm,
-                           folio_layout layout, folio_context_kernel *info)
+                           const example_kind *kind, folio_context_kernel *info)
 {
     *info = (folio_context_kernel){
         .name = line->name,
         .dtype = line->dtype != 0 ? line->dtype : FOLIO_F16,
-        .layout = layout,
+        .layout = kind->layout,
+        .block_size = kind->block_size,
         .head_size = line->k_dims - (line->is_flexible ? 8 : 0), /* one that no fixed line has */
         .min_rows = decode || line->v_in_k ? 1 : FOLIOI_DECODE_MAX_ROWS + 1,
         .v_in_k = line->v_in_k,
+        .soft_cap = kind->soft_cap,
     };
     info->v_head_size = line->is_flexible ? info->head_size : line->v_dims;
     info->kv_dtype = line->kv != 0 ? line->kv : info->dtype;
-    folioi_plan_shape shape = {.desc.block_size = 16, .layout = layout};
+    folioi_plan_shape shape = {.desc.block_size = kind->block_size, .layout = kind->layout};
     folio_attention_desc a = {.num_heads = 1,
                               .num_kv_heads = 1,
                               .k_head_size = info->head_size,
@@ -103,7 +112,8 @@ static line_use example_of(const folioi_cuda_line *line, bool decode, const foli
                               .v_in_k = info->v_in_k,
                               .dtype = info->dtype,
                               .kv_dtype = info->kv_dtype,
-                              .scale = 1.0f};
+                              .scale = 1.0f,
+                              .soft_cap = kind->soft_cap};
     folioi_cuda_layer prototype = folioi_cuda_layer_prototype(&shape, &a, FOLIO_ATTENTION_DECODER);
     const folioi_cuda_line *prefill =
         folioi_cuda_choose(folioi_cuda_prefill_line, &prototype, sm, 0).lines[0];
@@ -120,12 +130,16 @@ static line_use example_of(const folioi_cuda_line *line, bool decode, const foli
 static bool is_listed(const folioi_cuda_line *line, bool decode, const folioi_cuda_sm *sm,
                       folio_context_kernel *info)
 {
-    static const folio_layout layouts[] = {FOLIO_LAYOUT_NATIVE, FOLIO_LAYOUT_NHD,
-                                           FOLIO_LAYOUT_XPACKED, FOLIO_LAYOUT_XPACKED_1};
+    static const example_kind kinds[] = {
+        {FOLIO_LAYOUT_NATIVE, 16, 0},  {FOLIO_LAYOUT_NHD, 16, 0},
+        {FOLIO_LAYOUT_XPACKED, 16, 0}, {FOLIO_LAYOUT_XPACKED_1, 16, 0},
+        {FOLIO_LAYOUT_NATIVE, 16, 20}, {FOLIO_LAYOUT_NHD, 16, 20},
+        {FOLIO_LAYOUT_NATIVE, 8, 0},
+    };
     bool taken = false;
-    for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         folio_context_kernel example;
-        line_use use = example_of(line, decode, sm, layouts[i], &example);
+        line_use use = example_of(line, decode, sm, &kinds[i], &example);
         if (use == NOT_MATCHED || (taken && use == MATCHED)) continue;
         *info = example;
         if (use == CHOSEN) return true;

@@ -50,7 +50,7 @@ typedef struct folioi_cuda_use {
     int32_t list; /* -1: none, and the generic kernel computes it */
     folioi_cuda_chain prefill, decode;
     char names[FOLIOI_CUDA_PICKS][FOLIOI_CUDA_PICKS][96]; /* by folioi_cuda_picks */
-    char fallback[2][2][96];                              /* of a step that has prefills, decodes */
+    char fallback[2][2][224];                             /* of a step that has prefills, decodes */
 } folioi_cuda_use;
 
 /**
@@ -105,6 +105,12 @@ static inline folioi_cuda_use *folioi_cuda_use_of(const folioi_cuda_plan *p, int
                                                   folio_attention_type type)
 {
     return &p->uses[attention * FOLIO_NUM_ATTENTION_TYPES + (int)type];
+}
+
+/** Caps so large are none: what they would change is past f32 in a kernel. */
+static inline float folioi_cuda_soft_cap(const folio_attention_desc *a)
+{
+    return a->soft_cap < 1e37f ? a->soft_cap : 0.0f;
 }
 
 /** A layer of an attention as a plan knows it: aligned, its cache in the plan's layout. All bytes are set. */

@@ -8,6 +8,7 @@
 #include "backends/cuda/instructions.h"
 #include "backends/cuda/prefill/prefill_bytes.h"
 #include "backends/cuda/prefill/prefill_instance.h"
+#include "backends/cuda/tanh.h"
 
 #include <math_constants.h>
 #include <string.h>
@@ -143,17 +144,6 @@ static __device__ __forceinline__ void add_bias(prefill_scores<I, M> &s, const f
         copy[m][n][i % 4] = x == -CUDART_INF_F ? x : copy[m][n][i % 4] + x; /* hides NaN as well */
     }
     memcpy(s, copy, sizeof s);
-}
-
-/* Within 4 ulp: a polynomial near 0, where 1 - 2 / (1 + e^2x) would cancel. */
-static __device__ __forceinline__ float tanh_fast(float x)
-{
-    float y = x * x;
-    float p = fmaf(y, 62.0f / 2835, -17.0f / 315);
-    p = fmaf(y, fmaf(y, p, 2.0f / 15), -1.0f / 3);
-    float near = fmaf(x * y, p, x),
-          far = 1.0f - __fdividef(2.0f, 1.0f + exp2_approx(x * (2 * LOG2E)));
-    return y < 0.09f ? near : far;
 }
 
 /* What the layer's options make of the scores. */

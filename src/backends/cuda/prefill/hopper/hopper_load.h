@@ -16,19 +16,7 @@ static __device__ __forceinline__ int panel_bytes(int32_t tokens)
     return max(0, min(tokens, 8)) * 128;
 }
 
-/* V of 8 tokens, `at` bytes behind; the first `bytes` of each panel are the sequence's, and zeros take the place of others. */
-template <class I>
-static __device__ __forceinline__ void copy_last_values(uint32_t to, const char *from, int at,
-                                                        int bytes, uint32_t barrier)
-{
-#pragma unroll 1
-    for (int v = at; v < at + I::V_BYTES; v += PANEL_BYTES) {
-        if (bytes > 0) bulk_copy(to + v, from + v, bytes, barrier);
-        if (bytes < PANEL_BYTES) bulk_copy(to + v + bytes, zero_page, PANEL_BYTES - bytes, barrier);
-    }
-}
-
-/* A page whose last tokens are not the sequence's. K may be anything there. */
+/* A page whose last tokens are not the sequence's. K may be anything there; of V zeros take their place. */
 template <class I>
 static __device__ __forceinline__ void copy_last_page(uint32_t to, const char *from, int32_t tokens,
                                                       uint32_t barrier)
@@ -37,21 +25,22 @@ static __device__ __forceinline__ void copy_last_page(uint32_t to, const char *f
     for (int half = 0; half < 2; half++, to += I::HALF_BYTES, from += I::HALF_BYTES) {
         int bytes = panel_bytes(tokens - half * 8);
         bulk_copy(to, from, I::K_BYTES, barrier);
-        copy_last_values<I>(to, from, I::K_BYTES, bytes, barrier);
+#pragma unroll 1
+        for (int v = I::K_BYTES; v < I::HALF_BYTES; v += PANEL_BYTES) {
+            if (bytes > 0) bulk_copy(to + v, from + v, bytes, barrier);
+            if (bytes < PANEL_BYTES)
+                bulk_copy(to + v + bytes, zero_page, PANEL_BYTES - bytes, barrier);
+        }
     }
 }
 
-/*
- * A lane's page of a key tile: its first key, and its place in the table and in the block there. With SPLIT, two lanes have
- * the page's K, 8 tokens each, and two of the other half of the warp its V.
- */
+/* A lane's page of a key tile: its first key, and its place in the table and in the block there. */
 template <class I> struct page_walk {
     int32_t key, index, in_block;
 
     __device__ __forceinline__ void go_to(const hopper_args &a, int32_t key_tile)
     {
         uint32_t lane = threadIdx.x % WARP;
-        if (I::SPLIT) lane = lane % 16 / 2;
         /* past I::PAGES: pages of the next key tiles */
         int32_t page =
             key_tile * I::PAGES + (int)(lane % I::PAGES) - (int)(lane / I::PAGES * I::PAGES);
@@ -88,31 +77,74 @@ static __device__ __forceinline__ void load_pages(const hopper_memory<I> &m,
     }
 }
 
-/* The same where K and V have stages of their own: the first half of the warp copies K, the other V, 8 tokens each. */
+/*
+ * V of 16 rows whose last ones are not the sequence's, by the whole warp: zeros take their place. Of a lane's rows `tokens`
+ * are the sequence's; `which` lane has them.
+ */
 template <class I>
-static __device__ __forceinline__ void load_halves(const hopper_memory<I> &m,
-                                                   const stage_at<I::STAGES> &at, const char *from,
-                                                   int pages, bool is_seen, int32_t tokens)
+static __device__ __forceinline__ void store_last_values(const hopper_args &a, const tile_of<I> &t,
+                                                         uint32_t to, int64_t block,
+                                                         int32_t in_block, int32_t tokens,
+                                                         int which)
 {
+    constexpr int UNITS = I::DV / 8; /* 16 bytes, of a row */
+    block = __shfl_sync(ALL_LANES, block, which);
+    in_block = __shfl_sync(ALL_LANES, in_block, which);
+    tokens = __shfl_sync(ALL_LANES, tokens, which);
+    to = __shfl_sync(ALL_LANES, to, which);
+#pragma unroll 4
+    for (int i = threadIdx.x % WARP; i < PAGE_KEYS * UNITS; i += WARP) {
+        int token = i / UNITS, unit = i % UNITS;
+        int32_t stored = in_block * PAGE_KEYS + min(token, tokens - 1);
+        const char *from = a.layer.v + 2 * stored_row(a.boxes.v_at, block, t.kv_head, stored) +
+                           row_byte(!I::FROM_ROWS, stored, unit * 16);
+        uint4 x = __ldg((const uint4 *)from);
+        if (token >= tokens) x = make_uint4(0, 0, 0, 0);
+        store_shared(to + token / 8 * I::V_BYTES + unit / 8 * PANEL_BYTES + token % 8 * 128 +
+                         ((unit ^ token) & 7) * 16,
+                     x);
+    }
+    bulk_fence();
+    __syncwarp();
+}
+
+/* The first `pages` pages of a key tile by boxes of 16 tokens, K and V. */
+template <class I>
+static __device__ __forceinline__ void load_boxes(const hopper_args &a, const hopper_memory<I> &m,
+                                                  const tile_of<I> &t,
+                                                  const stage_at<I::STAGES> &at, int64_t block,
+                                                  int32_t in_block, int pages, bool is_seen,
+                                                  int32_t tokens)
+{
+    constexpr int K_PAGE = 2 * I::K_BYTES, V_PAGE = 2 * I::V_BYTES;
     hopper_shared<I> &sh = m.sh();
-    int lane = threadIdx.x % WARP, place = lane % 16, half = lane % 2;
-    bool is_v = lane >= 16, is_mine = place < 2 * pages;
-    uint32_t filled = shared_address(is_v ? &sh.v_filled[at.stage] : &sh.filled[at.stage]);
-    from = is_seen ? from + half * I::HALF_BYTES : (const char *)zero_page;
+    int lane = threadIdx.x % WARP;
+    bool is_mine = lane < pages, is_last = is_mine && is_seen && tokens < PAGE_KEYS;
+    uint32_t last = __ballot_sync(ALL_LANES, is_last); /* one lane, or none */
+    uint32_t filled = shared_address(&sh.filled[at.stage]), v_filled = filled;
+    uint32_t to = m.kv() + at.stage * I::K_STAGE + lane * K_PAGE;
+    uint32_t v_to = m.kv() + I::V_AT + at.stage * I::V_STAGE + lane * V_PAGE;
+    int v_bytes = (pages - (last != 0)) * V_PAGE;
     bulk_wait(shared_address(&sh.emptied[at.stage]), at.phase);
-    if (lane == 0) bulk_expect(filled, 2 * pages * I::K_BYTES);
+    if (!I::SPLIT && last != 0)
+        store_last_values<I>(a, t, v_to, block, in_block, tokens, __ffs(last) - 1);
+    if (lane == 0) bulk_expect(filled, pages * K_PAGE + (I::SPLIT ? 0 : v_bytes));
     __syncwarp();
-    if (is_mine && !is_v)
-        bulk_copy(m.kv() + at.stage * I::K_STAGE + place * I::K_BYTES, from, I::K_BYTES, filled);
-    bulk_wait(shared_address(&sh.v_emptied[at.stage]), at.phase);
-    if (lane == 16) bulk_expect(filled, 2 * pages * I::V_BYTES);
-    __syncwarp();
-    if (!is_mine || !is_v) return;
-    uint32_t to = m.kv() + I::V_AT + at.stage * I::V_STAGE + place * I::V_BYTES;
-    if (!is_seen) bulk_copy(to, from, I::V_BYTES, filled);
-    else if (tokens - 8 * half < 8)
-        copy_last_values<I>(to, from + I::K_BYTES, 0, panel_bytes(tokens - 8 * half), filled);
-    else bulk_copy(to, from + I::K_BYTES, I::V_BYTES, filled);
+    if (is_mine && is_seen)
+        copy_box(to, &a.boxes.k, 2 * in_block,
+                 (int32_t)block * a.boxes.k_block + t.kv_head * a.boxes.k_head, filled);
+    else if (is_mine) bulk_copy(to, zero_page, K_PAGE, filled);
+    if constexpr (I::SPLIT) {
+        v_filled = shared_address(&sh.v_filled[at.stage]);
+        bulk_wait(shared_address(&sh.v_emptied[at.stage]), at.phase);
+        if (last != 0) store_last_values<I>(a, t, v_to, block, in_block, tokens, __ffs(last) - 1);
+        if (lane == 0) bulk_expect(v_filled, v_bytes);
+        __syncwarp();
+    }
+    if (is_mine && !is_seen) bulk_copy(v_to, zero_page, V_PAGE, v_filled);
+    else if (is_mine && !is_last)
+        copy_box(v_to, &a.boxes.v, 2 * in_block,
+                 (int32_t)block * a.boxes.v_block + t.kv_head * a.boxes.v_head, v_filled);
 }
 
 /* Key tiles of a tile to their stages, from the last on. */
@@ -132,7 +164,8 @@ static __device__ __forceinline__ void load_keys(const hopper_args &a, const hop
         bool is_seen = walk.key < end && walk.key + PAGE_KEYS > begin;
         int64_t block = is_seen ? __ldg(table + walk.index) : 0; /* of the next too: to L1 */
         const char *from = head + block * a.layer.at.block * 2 + walk.in_block * I::PAGE_BYTES;
-        if constexpr (I::SPLIT) load_halves(m, at, from, pages, is_seen, key_len - walk.key);
+        if constexpr (I::BOXES)
+            load_boxes(a, m, t, at, block, walk.in_block, pages, is_seen, key_len - walk.key);
         else load_pages(m, at, from, pages, is_seen, key_len - walk.key);
         at.step();
         walk.go_back(a);
@@ -173,6 +206,7 @@ static __device__ __forceinline__ void load_all_keys(const hopper_args &a,
     page_walk<I> walk;
     int32_t entry = (int32_t)blockIdx.x * WARP; /* block tables: each block brings a line to L2 */
     if (entry < a.table_len) prefetch(a.blocks + entry);
+    if (I::BOXES) prefetch_map(&a.boxes.k), prefetch_map(&a.boxes.v);
     for (tile_at on = {0, 0, 0};; on.step()) {
         bulk_wait(shared_address(&m.sh().tile_filled[on.place]), on.phase);
         if (m.sh().tiles[on.place].keys.is_none) return;

@@ -1,5 +1,5 @@
 /*
- * hopper_prefill.cu: prefill on Hopper: 16-bit K and V in native pages. As many blocks as multiprocessors take tiles until
+ * hopper_prefill.cu: prefill on Hopper: 16-bit K and V in native pages or in rows. As many blocks as multiprocessors take tiles until
  * there are none. Of a block's warpgroups the last loads, and the others compute, each 64 rows of a tile:
  *
  *   step:  Q K^T of this key tile, P V of the one before | both on their way, softmax of this one under P V
@@ -7,6 +7,7 @@
  *
  * Weights P are in the registers that their scores came in.
  */
+#include "backends/cuda/host/launch.h"
 #include "backends/cuda/prefill/hopper/hopper_load.h"
 #include "backends/cuda/prefill/hopper/hopper_slow.h"
 #include "backends/cuda/prefill/prefill.h"
@@ -81,9 +82,10 @@ static __device__ __forceinline__ void await_values(const hopper_memory<I> &m,
 
 template <class I>
 static __device__ __forceinline__ void release_keys(const hopper_memory<I> &m,
-                                                    const stage_at<I::STAGES> &at)
+                                                    const stage_at<I::STAGES> &at,
+                                                    bool is_none = false)
 {
-    if constexpr (I::SPLIT) release(m.sh().emptied[at.stage]);
+    if constexpr (I::SPLIT) release(m.sh().emptied[is_none ? I::STAGES : at.stage]);
 }
 
 template <class I>
@@ -101,14 +103,21 @@ static __device__ __forceinline__ void release_q(const hopper_memory<I> &m, bool
         if (is_last) release(m.sh().q_emptied[threadIdx.x / 128]);
 }
 
+/* By what scores are multiplied when they become weights: with options they have been. */
+template <class I> static __device__ __forceinline__ float scale_of(const hopper_args &a)
+{
+    return I::OPTIONS ? 1.0f : a.scale_log2;
+}
+
 /* One key tile, and the values of the one before it, of which PAGES pages have weights. last_key: where the tile's last begins. */
 template <class I, int PAGES, bool MASKED, bool WHOLE>
 static __device__ __forceinline__ void step(const hopper_args &a, const hopper_memory<I> &m,
                                             const tile_of<I> &t, const typename I::query &q,
                                             typename I::scores &s, typename I::sums &o,
                                             typename I::weights &p, row_sums &r,
-                                            const common_keys &all, stage_at<I::STAGES> &at,
-                                            int32_t first_key, int add, int32_t last_key)
+                                            const row_options &opt, const common_keys &all,
+                                            stage_at<I::STAGES> &at, int32_t first_key, int add,
+                                            int32_t last_key)
 {
     stage_at<I::STAGES> before = at;
     at.step();
@@ -123,12 +132,13 @@ static __device__ __forceinline__ void step(const hopper_args &a, const hopper_m
     products_ready(s);
     release_keys(m, at);
     release_q(m, first_key == last_key);
+    if (I::OPTIONS) apply_options<I, I::KEYS>(s, a, opt, first_key);
     if (MASKED && (first_key < all.begin || first_key + I::KEYS > all.end)) {
         products_wait<0>(); /* masks need registers */
         mask<I, I::KEYS, WHOLE, false>(s, a, t, all, first_key);
     }
-    raise_base<I, I::KEYS, false>(s, r, a.scale_log2);
-    weigh<I, I::KEYS>(s, r, a.scale_log2);
+    raise_base<I, I::KEYS, false>(s, r, scale_of<I>(a));
+    weigh<I, I::KEYS>(s, r, scale_of<I>(a));
     products_wait<0>();
     products_ready(o);
     release_values(m, before);
@@ -140,14 +150,15 @@ static __device__ __forceinline__ void step(const hopper_args &a, const hopper_m
 template <class I, int N, bool WHOLE>
 static __device__ __forceinline__ void start_tile(const hopper_args &a, const tile_of<I> &t,
                                                   typename I::scores &s, typename I::weights &p,
-                                                  row_sums &r, const common_keys &all,
-                                                  int32_t first_key)
+                                                  row_sums &r, const row_options &opt,
+                                                  const common_keys &all, int32_t first_key)
 {
+    if (I::OPTIONS) apply_options<I, N>(s, a, opt, first_key);
     if ((!WHOLE && first_key < all.begin) || first_key + N > all.end)
         mask<I, N, WHOLE>(s, a, t, all, first_key);
-    raise_base<I, N, true>(s, r, a.scale_log2);
+    raise_base<I, N, true>(s, r, scale_of<I>(a));
     if (t.is_ragged) quiet_rows<I>(r, a, t);
-    weigh<I, N>(s, r, a.scale_log2);
+    weigh<I, N>(s, r, scale_of<I>(a));
     pack_weights<I, N>(p, s);
 }
 
@@ -171,7 +182,7 @@ static __device__ __forceinline__ uint32_t end_tile(const hopper_args &a, const 
                                                     typename I::scores &s, typename I::sums &o,
                                                     const row_sums &r,
                                                     const stage_at<I::STAGES> &before,
-                                                    const stage_at<I::STAGES> &at)
+                                                    const stage_at<I::STAGES> &at, bool is_last)
 {
     constexpr bool stores_first = WHOLE ? I::WHOLE_STORES_FIRST : I::STORES_FIRST;
     uint32_t is_odd = 0;
@@ -189,7 +200,7 @@ static __device__ __forceinline__ uint32_t end_tile(const hopper_args &a, const 
     }
     products_wait<0>();
     products_ready(s);
-    release_keys(m, at);
+    release_keys(m, at, is_last);
     return is_odd;
 }
 
@@ -210,6 +221,7 @@ static __device__ __forceinline__ void compute_all(const hopper_args &a, const h
     typename I::weights p;
     typename I::query q;
     row_sums r;
+    row_options opt = {};
     stage_at<I::STAGES> at = {0, 0};
     tile_at on = {0, 0, 0};
     hopper_shared<I> &sh = m.sh();
@@ -231,24 +243,25 @@ static __device__ __forceinline__ void compute_all(const hopper_args &a, const h
         int32_t i = keys.last, first = WHOLE ? 0 : keys.first;
         bool is_one = i == first, is_early = I::EARLY && keys.pages <= FEW_PAGES;
         release_q(m, is_one);
+        if (I::OPTIONS) load_options<I>(opt, a, t);
         if (is_early) {
-            if (keys.pages > 2) start_tile<I, FEW_KEYS, WHOLE>(a, t, s, p, r, all, i * KEYS);
-            else start_tile<I, STEP_KEYS, WHOLE>(a, t, s, p, r, all, i * KEYS);
+            if (keys.pages > 2) start_tile<I, FEW_KEYS, WHOLE>(a, t, s, p, r, opt, all, i * KEYS);
+            else start_tile<I, STEP_KEYS, WHOLE>(a, t, s, p, r, opt, all, i * KEYS);
             products_forget(o);
             if (i > first)
-                step<I, FEW_PAGES, true, WHOLE>(a, m, t, q, s, o, p, r, all, at, --i * KEYS, 0,
+                step<I, FEW_PAGES, true, WHOLE>(a, m, t, q, s, o, p, r, opt, all, at, --i * KEYS, 0,
                                                 first * KEYS);
         } else {
             if (!I::EARLY || keys.pages > 6)
-                start_tile<I, KEYS, WHOLE>(a, t, s, p, r, all, i * KEYS);
-            else start_tile<I, 3 * STEP_KEYS, WHOLE>(a, t, s, p, r, all, i * KEYS);
+                start_tile<I, KEYS, WHOLE>(a, t, s, p, r, opt, all, i * KEYS);
+            else start_tile<I, 3 * STEP_KEYS, WHOLE>(a, t, s, p, r, opt, all, i * KEYS);
             products_forget(o);
             if (i > first)
-                step<I, PAGES, true, WHOLE>(a, m, t, q, s, o, p, r, all, at, --i * KEYS, 0,
+                step<I, PAGES, true, WHOLE>(a, m, t, q, s, o, p, r, opt, all, at, --i * KEYS, 0,
                                             first * KEYS);
         }
         while (i > first)
-            step<I, PAGES, MASKED, WHOLE>(a, m, t, q, s, o, p, r, all, at, --i * KEYS, 1,
+            step<I, PAGES, MASKED, WHOLE>(a, m, t, q, s, o, p, r, opt, all, at, --i * KEYS, 1,
                                           first * KEYS);
         stage_at<I::STAGES> before = at;
         at.step();
@@ -270,8 +283,10 @@ static __device__ __forceinline__ void compute_all(const hopper_args &a, const h
         if (!keys.is_none) bulk_wait(shared_address(&sh.filled[at.stage]), at.phase);
         uint32_t is_odd;
         if (I::EARLY && keys.pages <= FEW_PAGES)
-            is_odd = end_tile<I, FEW_KEYS, WHOLE, HOLDS>(a, m, t, q, s, o, r, before, at);
-        else is_odd = end_tile<I, KEYS, WHOLE, HOLDS>(a, m, t, q, s, o, r, before, at);
+            is_odd =
+                end_tile<I, FEW_KEYS, WHOLE, HOLDS>(a, m, t, q, s, o, r, before, at, keys.is_none);
+        else
+            is_odd = end_tile<I, KEYS, WHOLE, HOLDS>(a, m, t, q, s, o, r, before, at, keys.is_none);
         if (!WHOLE && !I::STORES_FIRST && t.num_parts > 1) is_odd = store_part<I>(a, t, o, r);
         if (__any_sync(ALL_LANES, is_odd)) compute_slowly<I>(a, t, warp * 16, is_odd);
         __syncwarp();
@@ -295,6 +310,7 @@ static __device__ __forceinline__ void start_barriers(hopper_shared<I> *sh, bool
         barrier_init(shared_address(&sh->v_filled[i]), 1);
         barrier_init(shared_address(&sh->v_emptied[i]), I::WARPS);
     }
+    if (I::SPLIT) barrier_init(shared_address(&sh->emptied[I::STAGES]), I::WARPS);
     for (int i = 0; i < I::GROUPS; i++) {
         barrier_init(shared_address(&sh->q_filled[i]), 1);
         barrier_init(shared_address(&sh->q_emptied[i]), 4);
@@ -343,34 +359,106 @@ static __global__ void __launch_bounds__(I::THREADS, 1)
 /* Strides of out below this: places of a tile's rows, in units of 16 bytes, fit 32 bits. */
 constexpr uint64_t MAX_STRIDE = 1 << 27;
 
-static bool matches(const folioi_cuda_line *line, const folioi_cuda_layer *l,
-                    const folioi_cuda_sm *sm, int32_t rows)
+/* What every instance asks of a layer. */
+static bool is_computed(const folioi_cuda_line *line, const folioi_cuda_layer *l,
+                        const folioi_cuda_sm *sm)
 {
-    (void)rows;
-    bool has_options =
-        l->soft_cap > 0 || l->slopes != NULL || l->bias.data != NULL || !(l->scale > 0);
     return sm->capability == 90 && sm->describe_tensor != NULL && l->cached && !l->append &&
-           !has_options && l->dtype == line->dtype && l->kv_dtype == line->kv &&
-           l->k_dims == line->k_dims && l->v_dims == line->v_dims && folioi_cuda_has_pages(&l->k) &&
-           l->k.at.token_tile_stride == 8 * (line->k_dims + line->v_dims) &&
+           l->bias.data == NULL && l->scale > 0 && l->dtype == line->dtype &&
+           l->kv_dtype == line->kv && l->k_dims == line->k_dims && l->v_dims == line->v_dims &&
            folioi_cuda_rows_aligned(&l->q, 2, 16) && folioi_cuda_rows_aligned(&l->out, 2, 16) &&
            (uint64_t)l->out.token < MAX_STRIDE && (uint64_t)l->out.head < MAX_STRIDE;
 }
 
-/* Boxes of 64 numbers of a tile's rows of q. False: the strides are none for a tensor map. */
+/* What divides the strides of blocks and kv heads: the step of a map's last coordinate. 0 in a plan's prototype. */
+static int64_t step_of(const folioi_cuda_side *side)
+{
+    int64_t a = side->at.block, b = side->at.head;
+    while (b != 0) {
+        int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* Can boxes of rows bring it? */
+static bool has_boxes(const folioi_cuda_side *side)
+{
+    return folioi_cuda_has_rows(side) && !folioi_cuda_has_pages(side) &&
+           folioi_cuda_side_aligned(side, 2, 16) && side->at.block >= 0 && side->at.head >= 0 &&
+           side->at.token_tile_stride >= 0 && step_of(side) % 64 == 0;
+}
+
+template <class I>
+static bool matches(const folioi_cuda_line *line, const folioi_cuda_layer *l,
+                    const folioi_cuda_sm *sm, int32_t rows)
+{
+    (void)rows;
+    if (!is_computed(line, l, sm)) return false;
+    if (!I::OPTIONS && (l->soft_cap > 0 || l->slopes != NULL)) return false;
+    if (I::FROM_ROWS) return l->block_size % PAGE_KEYS == 0 && has_boxes(&l->k) && has_boxes(&l->v);
+    return folioi_cuda_has_pages(&l->k) &&
+           l->k.at.token_tile_stride == 8 * (line->k_dims + line->v_dims);
+}
+
+static CUtensorMapDataType type_of(folio_dtype dtype)
+{
+    return dtype == FOLIO_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+}
+
+/* A map of dims[] numbers, `strides` bytes apart from the second dim on. False: the driver does not take it. */
+static bool describe(CUtensorMap *map, const folioi_cuda_layer *l, const folioi_cuda_sm *sm,
+                     const void *data, int num_dims, const cuuint64_t *dims,
+                     const cuuint64_t *strides, const cuuint32_t *box, CUtensorMapSwizzle swizzle)
+{
+    static const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
+    decltype(&cuTensorMapEncodeTiled) encode = (decltype(encode))sm->describe_tensor;
+    return encode(map, type_of(l->dtype), (cuuint32_t)num_dims, (void *)data, dims, strides, box,
+                  steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+/* Boxes of 64 numbers of a tile's rows of q. */
 static bool describe_queries(hopper_args *a, const folioi_cuda_layer *l, const folioi_cuda_sm *sm)
 {
     cuuint64_t dims[3] = {(cuuint64_t)l->k_dims, (cuuint64_t)l->num_heads, (cuuint64_t)l->q_rows};
     cuuint64_t strides[2] = {(cuuint64_t)l->q.head * 2, (cuuint64_t)l->q.token * 2};
     cuuint32_t box[3] = {64, (cuuint32_t)a->heads, (cuuint32_t)(a->queries / a->q_boxes)};
-    cuuint32_t steps[3] = {1, 1, 1};
-    CUtensorMapDataType type =
-        l->dtype == FOLIO_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    decltype(&cuTensorMapEncodeTiled) encode = (decltype(encode))sm->describe_tensor;
-    return encode(&a->q, type, 3, l->q.data, dims, strides, box, steps,
-                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return describe(&a->q, l, sm, l->q.data, 3, dims, strides, box, CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
+/* Boxes of 16 tokens of a kv head. Of rows: 64 numbers, 8 tokens, panels, 2 times 8 tokens. Pages are swizzled as they lie. */
+static bool describe_side(CUtensorMap *map, const folioi_cuda_layer *l, const folioi_cuda_sm *sm,
+                          const folioi_cuda_side *side, int32_t num_dims)
+{
+    bool has_pages = folioi_cuda_has_pages(side);
+    cuuint64_t token = (cuuint64_t)side->at.token_tile_stride * 2,
+               panels = (cuuint64_t)num_dims / 64;
+    cuuint64_t groups = (cuuint64_t)l->block_size / 8, step = (cuuint64_t)step_of(side) * 2;
+    cuuint64_t of_rows[5] = {64, 8, panels, groups, INT32_MAX};
+    cuuint64_t of_pages[5] = {256, 2 * panels, 1, groups, INT32_MAX};
+    cuuint64_t row_strides[4] = {token, 128, 8 * token, step},
+               page_strides[4] = {512, 512, token, step};
+    const cuuint64_t *dims = has_pages ? of_pages : of_rows;
+    cuuint32_t box[5] = {(cuuint32_t)dims[0], (cuuint32_t)dims[1], (cuuint32_t)dims[2], 2, 1};
+    return describe(map, l, sm, side->base, 5, dims, has_pages ? page_strides : row_strides, box,
+                    has_pages ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
+/* False too: a place of the cache is past 32 bits. */
+static bool describe_cache(hopper_boxes *b, const folioi_cuda_layer *l, const folioi_cuda_sm *sm)
+{
+    int64_t k = step_of(&l->k), v = step_of(&l->v);
+    b->k_block = (int32_t)(l->k.at.block / k);
+    b->k_head = (int32_t)(l->k.at.head / k);
+    b->v_block = (int32_t)(l->v.at.block / v);
+    b->v_head = (int32_t)(l->v.at.head / v);
+    b->v_at = l->v.at;
+    int64_t far = max_i64(max_i64(l->k.at.block / k, l->v.at.block / v) * l->num_blocks, 0);
+    far += max_i64(l->k.at.head / k, l->v.at.head / v) * l->num_kv_heads;
+    return far <= INT32_MAX && describe_side(&b->k, l, sm, &l->k, l->k_dims) &&
+           describe_side(&b->v, l, sm, &l->v, l->v_dims);
 }
 
 /* log2 of the largest power of 2 that divides x. */
@@ -421,29 +509,45 @@ static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run
     if (most == 0) return cudaSuccess;
     if (most > INT32_MAX - plan->sm.count) return cudaErrorInvalidConfiguration;
     if (!describe_queries(&a, layer, &plan->sm)) return cudaErrorNotSupported;
+    if (I::BOXES && !describe_cache(&a.boxes, layer, &plan->sm)) return cudaErrorNotSupported;
+    if (layer->soft_cap > 0)
+        a.options = {NULL, layer->soft_cap, layer->soft_cap * LOG2E,
+                     layer->scale / layer->soft_cap};
+    a.options.slopes = layer->slopes;
     int blocks = (int)(most < plan->sm.count ? most : plan->sm.count);
     bool is_whole = whole->num_items > 0 && layer->window_left < 0 && layer->window_right < 0;
-    auto kernel = !is_whole                          ? hopper_prefill<I, false, true>
-                  : layer->q.data == layer->out.data ? hopper_prefill<I, true, true>
-                                                     : hopper_prefill<I, true, false>;
+    void (*kernel)(hopper_args) = hopper_prefill<I, false, true>;
+    if constexpr (!I::OPTIONS)
+        if (is_whole)
+            kernel = layer->q.data == layer->out.data ? hopper_prefill<I, true, true>
+                                                      : hopper_prefill<I, true, false>;
     cudaError_t error =
         folioi_cuda_prepare(plan->sm.ready, (const void *)kernel, SHARED_BYTES<I>, false);
     if (error != cudaSuccess) return error;
-    kernel<<<blocks, I::THREADS, SHARED_BYTES<I>, run->stream>>>(a);
-    return cudaGetLastError();
+    launch_shape shape = {dim3((unsigned)blocks), I::THREADS, SHARED_BYTES<I>, 0, false};
+    return launch_kernel(kernel, shape, a, run->stream);
 }
 
 template <int TYPE>
 using number = typename std::conditional<TYPE == FOLIO_F16, __half, __nv_bfloat16>::type;
 
-const folioi_prefill_line folioi_prefill_hopper[] = {
-#define X(name, type, dk, dv, groups, keys, stages, holds_q, split)                                \
-    {{"prefill_hopper_" #name, type, type, dk, dv, false, matches},                                \
+#define INSTANCE(type, dk, dv, groups, keys, stages, holds_q, split, rows, options)                \
+    hopper_instance<number<type>, dk, dv, groups, keys, stages, holds_q, split, rows, options>
+#define LINE(name, type, dk, dv, groups, ...)                                                      \
+    {{name, type, type, dk, dv, false, matches<INSTANCE(type, dk, dv, groups, __VA_ARGS__)>},      \
      groups * GROUP_ROWS,                                                                          \
      dv,                                                                                           \
      1,                                                                                            \
      4,                                                                                            \
-     launch<hopper_instance<number<type>, dk, dv, groups, keys, stages, holds_q, split>>},
+     launch<INSTANCE(type, dk, dv, groups, __VA_ARGS__)>},
+const folioi_prefill_line folioi_prefill_hopper[] = {
+#define PAGES(name, ...) LINE("prefill_hopper_" #name, __VA_ARGS__, false, false)
+#define PAGES_OPTIONS(name, ...) LINE("prefill_hopper_options_" #name, __VA_ARGS__, false, true)
+#define ROWS(name, ...) LINE("prefill_hopper_rows_" #name, __VA_ARGS__, true, false)
+#define ROWS_OPTIONS(name, ...) LINE("prefill_hopper_rows_options_" #name, __VA_ARGS__, true, true)
 #include "backends/cuda/prefill/hopper/hopper_instances.def"
-#undef X
+#undef PAGES
+#undef PAGES_OPTIONS
+#undef ROWS
+#undef ROWS_OPTIONS
     {}};

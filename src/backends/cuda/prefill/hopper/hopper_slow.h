@@ -5,6 +5,7 @@
 #ifndef FOLIOI_CUDA_HOPPER_SLOW_H
 #define FOLIOI_CUDA_HOPPER_SLOW_H
 
+#include "backends/cuda/prefill/hopper/hopper_options.h"
 #include "backends/cuda/prefill/hopper/hopper_parts.h"
 
 /* Four numbers. */
@@ -35,10 +36,11 @@ template <class I> struct slow_query {
 /* Keys [key, end), at most AT_ONCE. */
 template <class I, int AT_ONCE>
 static __device__ __forceinline__ void add_keys(const hopper_args &a, const tile_of<I> &t,
-                                                slow_row<I> &r, const slow_query<I> &q, int32_t key,
-                                                int32_t end)
+                                                slow_row<I> &r, const slow_query<I> &q, row_place p,
+                                                float slope, int32_t key, int32_t end)
 {
     using T = typename I::T;
+    constexpr int STEP = I::FROM_ROWS ? 256 : 2 * PANEL_BYTES; /* 128 numbers */
     int lane = threadIdx.x % WARP;
     uint2 k[AT_ONCE][q.QUADS], v[AT_ONCE][QUADS<I, WARP>];
 #pragma unroll
@@ -46,15 +48,16 @@ static __device__ __forceinline__ void add_keys(const hopper_args &a, const tile
         int32_t j = min(key + i, end - 1), index = j / a.layer.block_size;
         int32_t token = j - index * a.layer.block_size;
         int64_t block = __ldg(a.blocks + t.table + index);
-        int64_t at =
-            2 * stored_row(a.layer.at, block, t.kv_head, token) + row_byte(true, token, lane * 8);
+        int64_t at = 2 * stored_row(a.layer.at, block, t.kv_head, token), v_at = at;
+        if (I::FROM_ROWS) v_at = 2 * stored_row(a.boxes.v_at, block, t.kv_head, token);
+        int32_t of_lane = row_byte(!I::FROM_ROWS, token, lane * 8);
 #pragma unroll
         for (int n = 0; n < q.QUADS; n++)
-            if (q.has(lane, n)) k[i][n] = *(const uint2 *)(a.layer.k + at + n * 2 * PANEL_BYTES);
+            if (q.has(lane, n)) k[i][n] = *(const uint2 *)(a.layer.k + at + of_lane + n * STEP);
 #pragma unroll
         for (int n = 0; n < QUADS<I, WARP>; n++)
             if (has_quad<I, WARP>(lane, n))
-                v[i][n] = *(const uint2 *)(a.layer.v + at + n * 2 * PANEL_BYTES);
+                v[i][n] = *(const uint2 *)(a.layer.v + v_at + of_lane + n * STEP);
     }
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {
@@ -74,6 +77,7 @@ static __device__ __forceinline__ void add_keys(const hopper_args &a, const tile
             dot = n == 0 ? four : dot + four;
         }
         float score = warp_sum(dot) * a.layer.scale;
+        if (I::OPTIONS) score = option_score(a, score, slope, t.own + p.query - (key + i));
         if (key + i >= end || score == -CUDART_INF_F) continue;
         float largest = fmaxf(r.largest, score), base = softmax_base(largest);
         float shrink = exp2f((r.largest - base) * LOG2E), weight = exp2f((score - base) * LOG2E);
@@ -134,10 +138,12 @@ static __device__ __forceinline__ void compute_slowly(const hopper_args &a, cons
         for (int n = 0; n < q.QUADS; n++)
             if (q.has(lane, n))
                 q.q[n] = widen_four<typename I::T>(*(const uint2 *)(from + n * 4 * WARP));
+        float slope = 0.0f;
+        if (I::OPTIONS && a.options.slopes != NULL) slope = a.options.slopes[t.first_head + p.head];
         slow_row<I> r = {-CUDART_INF_F, 0.0f, {}};
 #pragma unroll 1
         for (int32_t key = seen.begin; key < seen.end; key += at_once)
-            add_keys<I, at_once>(a, t, r, q, key, seen.end);
+            add_keys<I, at_once>(a, t, r, q, p, slope, key, seen.end);
         if (t.num_parts == 1) put_row<I, WARP>(a, t, p, r.out, r.largest, r.sum);
         else put_part(a, t, p, r);
     }

@@ -46,16 +46,6 @@ static __device__ __forceinline__ void add_sinks(const hopper_args &a, const til
     }
 }
 
-/* Zeros, plus NaN where a number is not finite. */
-template <typename T> static __device__ __forceinline__ uint32_t add_odd(uint32_t odd, uint32_t two)
-{
-    uint32_t r;
-    if constexpr (IS_BF16<T>)
-        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(two), "r"(0), "r"(odd));
-    else asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(two), "r"(0), "r"(odd));
-    return r;
-}
-
 /* Each lane of four has a word of each of four units of a row, and gets all of one: 16 bytes. */
 static __device__ __forceinline__ uint4 transpose_words(const uint32_t *v)
 {

@@ -27,14 +27,16 @@ enum {
 /*
  * One instance: the type of q, K and V; their head sizes, multiples of 64; warpgroups that compute; keys of a stage; stages.
  * HOLDS_Q: q is in registers, else products read it from shared memory. SPLIT: K and V have stages of their own, each
- * awaited and given back by itself; else a stage has whole pages, which are copied faster.
+ * awaited and given back by itself. FROM_ROWS: the cache has contiguous rows, else native pages. OPTIONS: scores have a soft
+ * cap, ALiBi or both.
  */
 template <typename T_, int DK_, int DV_, int GROUPS_, int KEYS_, int STAGES_, bool HOLDS_Q_,
-          bool SPLIT_>
+          bool SPLIT_, bool FROM_ROWS_, bool OPTIONS_>
 struct hopper_instance {
     using T = T_;
     static constexpr int DK = DK_, DV = DV_, GROUPS = GROUPS_, KEYS = KEYS_, STAGES = STAGES_;
-    static constexpr bool HOLDS_Q = HOLDS_Q_, SPLIT = SPLIT_;
+    static constexpr bool HOLDS_Q = HOLDS_Q_, SPLIT = SPLIT_, FROM_ROWS = FROM_ROWS_,
+                          OPTIONS = OPTIONS_;
     static constexpr int ROWS = GROUPS * GROUP_ROWS, THREADS = (GROUPS + 1) * 128;
     static constexpr int WARPS = GROUPS * 4; /* that compute */
     static constexpr int PAGES = KEYS / PAGE_KEYS;
@@ -45,10 +47,13 @@ struct hopper_instance {
     static constexpr int HALF_BYTES = K_BYTES + V_BYTES, PAGE_BYTES = 2 * HALF_BYTES;
     static constexpr int KV_BYTES = PAGES * PAGE_BYTES * STAGES;
     /* in shared memory: from 8 tokens to the next, from a stage to the next, and where V's begin */
-    static constexpr int K_STEP = SPLIT ? K_BYTES : HALF_BYTES;
-    static constexpr int V_STEP = SPLIT ? V_BYTES : HALF_BYTES;
-    static constexpr int K_STAGE = 2 * PAGES * K_STEP, V_STAGE = 2 * PAGES * V_STEP;
-    static constexpr int V_AT = SPLIT ? STAGES * K_STAGE : K_BYTES;
+    static constexpr bool BOXES =
+        SPLIT || FROM_ROWS; /* K of all keys of a stage, and V, come by boxes; else whole pages */
+    static constexpr int K_STEP = BOXES ? K_BYTES : HALF_BYTES;
+    static constexpr int V_STEP = BOXES ? V_BYTES : HALF_BYTES;
+    static constexpr int K_STAGE = SPLIT ? 2 * PAGES * K_BYTES : PAGES * PAGE_BYTES;
+    static constexpr int V_STAGE = SPLIT ? 2 * PAGES * V_BYTES : PAGES * PAGE_BYTES;
+    static constexpr int V_AT = SPLIT ? STAGES * K_STAGE : BOXES ? 2 * PAGES * K_BYTES : K_BYTES;
     static constexpr int Q_PANEL_BYTES = ROWS * 128; /* 64 numbers of every row */
     static constexpr int Q_BYTES = DK / 64 * Q_PANEL_BYTES;
     static constexpr int SECTION_KEYS = (16 << 20) / ((DK + DV) * 2);
@@ -56,14 +61,14 @@ struct hopper_instance {
      * Registers of a thread that computes and of one that does not, in steps whose tiles are whole and in others. A block has
      * as many as it was launched with: where that is too few, a warpgroup waits for registers for ever.
      */
-    static constexpr int WHOLE_REGISTERS = GROUPS == 2 ? 232 : 152, WHOLE_OTHERS = 40;
+    static constexpr int OTHERS = SPLIT ? 72 : 56, WHOLE_OTHERS = BOXES ? OTHERS : 40;
     static constexpr int REGISTERS = GROUPS == 3 ? 152 : SPLIT ? 216 : 224;
-    static constexpr int OTHERS = SPLIT ? 72 : 56;
+    static constexpr int WHOLE_REGISTERS = GROUPS == 3 || BOXES ? REGISTERS : 232;
     static constexpr int ALL_REGISTERS = (GROUPS + 1) * (65536 / THREADS / 8 * 8);
     static_assert(GROUPS * WHOLE_REGISTERS + WHOLE_OTHERS <= ALL_REGISTERS, "there are so many");
     static_assert(GROUPS * REGISTERS + OTHERS <= ALL_REGISTERS, "there are so many");
     /* a tile is stored before the next one's scores, for lack of registers */
-    static constexpr bool WHOLE_STORES_FIRST = DV > 192, STORES_FIRST = DK != 128;
+    static constexpr bool WHOLE_STORES_FIRST = DV > 128, STORES_FIRST = DK != 128;
     /* what it has: scores, sums of values, weights, q */
     using scores = float[KEYS / 2];
     using sums = float[DV / 2];
@@ -89,6 +94,24 @@ typedef struct hopper_layer {
     float scale;
 } hopper_layer;
 
+/*
+ * Maps of K and V whose boxes are 16 tokens of a kv head, as they lie in a stage. Their last coordinate counts what divides the
+ * strides of blocks and of kv heads: so much from a block to the next, and from a kv head to the next.
+ */
+typedef struct hopper_boxes {
+    CUtensorMap k, v;
+    int32_t k_block, k_head, v_block, v_head;
+    folioi_address v_at;
+} hopper_boxes;
+
+/* Options of scores: a soft cap, then ALiBi. */
+typedef struct hopper_options {
+    const float *slopes; /* [query heads] or NULL */
+    float cap;           /* 0: none; else scores are cap * tanh(score / cap) */
+    float cap_log2;      /* with log2(e) */
+    float scale_of_cap;  /* of products: scale / cap */
+} hopper_options;
+
 typedef struct hopper_args {
     CUtensorMap q;    /* boxes: 64 numbers of a tile's rows */
     float scale_log2; /* of scores, with log2(e) */
@@ -112,6 +135,8 @@ typedef struct hopper_args {
     int32_t units;      /* tiles an item makes: kv heads times head_parts */
     int32_t most_shift; /* log2 of the largest power of 2 that divides it */
     uint32_t out_token, out_head; /* strides of out, in units of 16 bytes */
+    hopper_options options;
+    hopper_boxes boxes;
 } hopper_args;
 
 /* How a tile's keys are gone through: key tiles from `last` down to `first`; one that sees no key has one all the same. */
@@ -147,6 +172,7 @@ template <int GROUPS> struct hopper_tile {
     int32_t first_query, kv_head, first_head;
     int32_t part, num_parts, store, counter, unit; /* as the item has them: prefill_parts.h */
     int32_t key_len;                               /* of the sequence */
+    int32_t own;              /* where the first query stands among the keys; for options alone */
     int64_t query_row, table; /* of the tile's first query; of the sequence, its block table */
 };
 
@@ -154,7 +180,8 @@ template <class I> using tile_of = hopper_tile<I::GROUPS>;
 
 template <class I> struct hopper_shared {
     tile_of<I> tiles[TILES_AHEAD]; /* in turns */
-    uint64_t filled[I::STAGES], emptied[I::STAGES];
+    uint64_t filled[I::STAGES],
+        emptied[I::STAGES + I::SPLIT]; /* the last of SPLIT: given back when there are no more */
     uint64_t q_filled[I::GROUPS], q_emptied[I::GROUPS];
     uint64_t tile_filled[TILES_AHEAD], tile_stored[TILES_AHEAD], tile_emptied[TILES_AHEAD];
     uint64_t v_filled[I::STAGES], v_emptied[I::STAGES]; /* where V has stages of its own */
@@ -257,6 +284,7 @@ static __device__ __forceinline__ void set_keys(const hopper_args &a, tile_of<I>
 {
     int64_t left = WHOLE ? -1 : a.layer.window_left, right = WHOLE ? -1 : a.layer.window_right;
     int64_t own = s.first_query_pos + t.first_query - s.first_key_pos;
+    if (I::OPTIONS) t.own = (int32_t)max(min(own, (int64_t)1 << 30), -((int64_t)1 << 30));
     t.begins = {left < 0 ? 0 : cut_far(own - left), left >= 0, begin};
     t.ends = {s.causal    ? cut_far(own + 1)
               : right < 0 ? s.key_len

@@ -3,6 +3,7 @@
  * As many blocks as multiprocessors take tiles until there are none. Of a block's three warpgroups two compute, each half
  * of V for all rows (latent_step.h), and one loads for them.
  */
+#include "backends/cuda/host/launch.h"
 #include "backends/cuda/prefill/hopper/latent_load.h"
 #include "backends/cuda/prefill/hopper/latent_parts.h"
 #include "backends/cuda/prefill/prefill.h"
@@ -34,7 +35,10 @@ static __device__ __forceinline__ void compute_tile(const hopper_args &a, const 
     for (int i = 0; i < 128; i++) o[i] = 0.0f;
     start_rows(a, t, r);
     bulk_wait(shared_address(&sh.q_filled), turn);
-    if (count <= W) latent_release(sh.q_emptied);
+    if (count <= W) {
+        group_sync(BARRIER_GROUP + W, 128); /* a lane that still waits would miss this phase */
+        latent_release(sh.q_emptied);
+    }
 #pragma unroll 1
     for (int32_t i = W; i < count; i += 2, phase ^= 1)
         latent_step<T, W, BETWEEN>(a, m, t, o, r, phase, (first + i) * LATENT_KEYS, i > 0,
@@ -195,8 +199,8 @@ static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run
     cudaError_t error =
         folioi_cuda_prepare(plan->sm.ready, (const void *)kernel, LATENT_SHARED_BYTES, false);
     if (error != cudaSuccess) return error;
-    kernel<<<blocks, LATENT_THREADS, LATENT_SHARED_BYTES, run->stream>>>(a);
-    return cudaGetLastError();
+    launch_shape shape = {dim3((unsigned)blocks), LATENT_THREADS, LATENT_SHARED_BYTES, 0, false};
+    return launch_kernel(kernel, shape, a, run->stream);
 }
 
 template <int TYPE>

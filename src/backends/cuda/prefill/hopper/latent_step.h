@@ -54,8 +54,9 @@ static __device__ __forceinline__ void take_weights(const latent_shared &sh, flo
     group_sync(BARRIER_WEIGHTS + (1 - W), 2 * 128);
     int row = latent_row(fresh_lane());
     float x0 = sh.base[1 - W][row], x1 = sh.base[1 - W][row + 8];
-    if (__any_sync(ALL_LANES, x0 != r.base[0] || x1 != r.base[1]))
-        latent_rescale(o, exp2_approx(r.base[0] - x0), exp2_approx(r.base[1] - x1));
+    bool has_moved = __any_sync(ALL_LANES, x0 != r.base[0] || x1 != r.base[1]);
+    __syncwarp(); /* read by all: a lane gives the buffer back */
+    if (has_moved) latent_rescale(o, exp2_approx(r.base[0] - x0), exp2_approx(r.base[1] - x1));
     r.base[0] = x0;
     r.base[1] = x1;
 }

@@ -60,6 +60,16 @@ static __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *
                  : "memory");
 }
 
+/* Boxes of a cache, hopper_boxes: all numbers of 16 tokens of a kv head. y: the first token / 8 in its block; z: block and head. */
+static __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, int32_t y,
+                                                int32_t z, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %2, %2, %3, %4}], [%5];" ::"r"(to),
+                 "l"(map), "r"(0), "r"(y), "r"(z), "r"(barrier)
+                 : "memory");
+}
+
 /* ---- registers ---- */
 
 /* A word whose lowest `count` bits are ones, up to all 32. */
@@ -130,6 +140,7 @@ static __device__ __forceinline__ uint64_t matrix_at(uint32_t address, uint32_t 
 #define SUMS_32(x) SUMS_16(x, 0), SUMS_16(x, 16)
 #define SUMS_40(x) SUMS_32(x), SUMS_4(x, 32), SUMS_4(x, 36)
 #define SUMS_48(x) SUMS_32(x), SUMS_16(x, 32)
+#define SUMS_56(x) SUMS_48(x), SUMS_4(x, 48), SUMS_4(x, 52)
 #define SUMS_64(x) SUMS_48(x), SUMS_16(x, 48)
 #define SUMS_96(x) SUMS_64(x), SUMS_16(x, 64), SUMS_16(x, 80)
 #define SUMS_128(x) SUMS_96(x), SUMS_16(x, 96), SUMS_16(x, 112)
@@ -137,7 +148,8 @@ static __device__ __forceinline__ uint64_t matrix_at(uint32_t address, uint32_t 
 #define NAMES_32 NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define NAMES_40 NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39"
 #define NAMES_48 NAMES_40 ",%40,%41,%42,%43,%44,%45,%46,%47"
-#define NAMES_64 NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define NAMES_56 NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55"
+#define NAMES_64 NAMES_56 ",%56,%57,%58,%59,%60,%61,%62,%63"
 #define NAMES_80 NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
 #define NAMES_96 NAMES_80 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
 #define NAMES_112                                                                                  \
@@ -181,7 +193,7 @@ template <typename T, int N, int ADD, int COUNT>
 static __device__ __forceinline__ void multiply_rows(float (&s)[COUNT], uint64_t a, uint64_t b)
 {
     constexpr bool BF16 = IS_BF16<T>;
-    static_assert(N == 64 || N == 80 || N == 96 || N == 128, "widths in use");
+    static_assert(N == 64 || N == 80 || N == 96 || N == 112 || N == 128, "widths in use");
     static_assert(N / 2 <= COUNT, "they fit");
     if constexpr (N == 64 && BF16) MULTIPLY_SHARED("bf16", "64", 32, "32", "33", "34");
     else if constexpr (N == 64) MULTIPLY_SHARED("f16", "64", 32, "32", "33", "34");
@@ -189,6 +201,8 @@ static __device__ __forceinline__ void multiply_rows(float (&s)[COUNT], uint64_t
     else if constexpr (N == 80) MULTIPLY_SHARED("f16", "80", 40, "40", "41", "42");
     else if constexpr (N == 96 && BF16) MULTIPLY_SHARED("bf16", "96", 48, "48", "49", "50");
     else if constexpr (N == 96) MULTIPLY_SHARED("f16", "96", 48, "48", "49", "50");
+    else if constexpr (N == 112 && BF16) MULTIPLY_SHARED("bf16", "112", 56, "56", "57", "58");
+    else if constexpr (N == 112) MULTIPLY_SHARED("f16", "112", 56, "56", "57", "58");
     else if constexpr (BF16) MULTIPLY_SHARED("bf16", "128", 64, "64", "65", "66");
     else MULTIPLY_SHARED("f16", "128", 64, "64", "65", "66");
 }
