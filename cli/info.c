@@ -11,6 +11,7 @@
 
 #include <folio/folio.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { MAX_BACKENDS = 16 };
@@ -26,7 +27,8 @@ static const char help[] =
     "Lists the backends, best first, with the reason if one is not available; the instruction-set\n"
     "levels of this build and of this machine, and the default level; the kernels with the types they\n"
     "support; the supported cache layouts; and the features that are not supported, with the reason.\n"
-    "FOLIO_CPU=NAME in the environment is the highest level that the cpu backend uses.\n\n"
+    "FOLIO_CPU=NAME in the environment is the highest level that the cpu backend uses. FOLIO_DEBUG is\n"
+    "shown if it is set.\n\n"
     "options\n"
     "      --features       the feature table of all backends, as Markdown\n"
     "      --abi            for language bindings: sizes, offsets and types of the fields of every public\n"
@@ -46,7 +48,7 @@ static const char help[] =
     "\"callbacks\" and \"functions\": [{\"name\", \"header\", \"returns\", \"parameters\": [{\"name\", \"type\"}]}]}.\n"
     "Keys are added in later versions, never renamed or removed.\n\n"
     "exit status\n"
-    "  0  success    1  FOLIO_CPU is not the name of a level    2  invalid command line\n";
+    "  0  success    1  FOLIO_CPU or FOLIO_DEBUG has an unknown value    2  invalid command line\n";
 
 static bool list_backends(backend_list *list)
 {
@@ -189,6 +191,8 @@ static void print_backend(const folio_backend_info *info)
 static void print_text(const backend_list *list)
 {
     printf("folio %s, default backend: %s\n", folio_version(), list->best);
+    const char *debug = getenv("FOLIO_DEBUG");
+    if (debug != NULL && debug[0] != 0) printf("FOLIO_DEBUG is %s\n", debug);
     for (int32_t i = 0; i < list->count; i++) print_backend(&list->info[i]);
 }
 

@@ -37,6 +37,7 @@ static const char more_help[] =
     "environment\n"
     "  NO_COLOR            if set and not empty: no colours\n"
     "  FOLIO_CPU           the highest instruction-set level of the cpu backend\n"
+    "  FOLIO_DEBUG         poison: pools of host backends fill fresh and freed blocks with NaN\n"
     "  FOLIO_CUDA_LIBRARY  absolute path of libfolio_cuda.so, if not in the program's folder\n"
     "  FOLIO_PYTHON        the Python that runs the peers of 'folio bench --peers'\n\n"
     "exit status\n"

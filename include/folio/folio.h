@@ -294,6 +294,11 @@ typedef struct folio_context_info {
  * file; the one in the folder of the program's file. Paths must be absolute. A program with raised
  * privileges (set-uid, set-gid, file capabilities) trusts neither the environment nor the folder of
  * its file. Once a file is loaded, a context that names another one is rejected.
+ *
+ * FOLIO_DEBUG=poison in the environment, for debugging: pools of this context (host backends only) fill
+ * blocks of their caches with NaN when they are allocated and when they become free. So attention that
+ * reads a block after it was freed, or slots that were never written, gives NaN. Unknown words are
+ * rejected. Ignored without glibc, and by a program with raised privileges.
  * @return FOLIO_OK; ERR_ARGUMENT; ERR_UNSUPPORTED with one reason per candidate; ERR_MEMORY;
  * ERR_DEVICE.
  */

@@ -119,6 +119,16 @@ typedef struct folio_cache_event {
 
 typedef void (*folio_event_fn)(void *user, const folio_cache_event *event);
 
+/** When K, V and token ids that nothing needs any more are overwritten with zeros. */
+typedef enum folio_wipe {
+    FOLIO_WIPE_ON_FORGET = 0, /* by folio_pool_forget: in all blocks and frames that are free then    */
+    FOLIO_WIPE_ON_FREE = 1,   /* and each block and frame when it becomes free, before the call that  */
+                              /* freed it returns; folio_pool_destroy frees cached blocks             */
+    FOLIO_WIPE_ON_SALT = 2,   /* as ON_FREE; and when the last sequence of a salt is destroyed, the   */
+                              /* prefix cache forgets that salt in all tiers                          */
+    FOLIO_WIPE_NEVER = 3
+} folio_wipe;
+
 /** Check all invariants at the end of every call that changes something; slow, for debugging. */
 #define FOLIO_POOL_CHECK 1u
 
@@ -133,7 +143,9 @@ typedef struct folio_pool_desc {
     int64_t watermark; /* blocks that FOLIO_RESERVE_ADMIT leaves available                         */
     uint32_t flags;    /* 0 or FOLIO_POOL_CHECK                                                    */
     uint64_t hash_key;     /* key of the prefix cache's hashes: pools with the same key have the   */
-                           /* same hashes; 0: the store's key, or a random one                     */
+                           /* same hashes; 0: the store's key, or a random one. A secret: who      */
+                           /* knows it can make blocks that collide, and blocks that collide with  */
+                           /* too many others do not enter the prefix cache                        */
     folio_event_fn on_event; /* NULL: no events                                                    */
     void *event_user;
     int64_t host_blocks; /* host tier: blocks in memory of the context's allocator, or of kind     */
@@ -148,14 +160,21 @@ typedef struct folio_pool_desc {
                        /* name is rejected; NULL: ""                                               */
     void *stream;      /* of the context's device: where all copies of the pool are queued. NULL: */
                        /* the default stream. Host backends: NULL                                  */
+    folio_wipe wipe;   /* groups without a cache are the caller's to wipe                          */
+    int32_t store_key_bytes;     /* 16..64; 0: no key                                              */
+    const void *store_key;       /* [store_key_bytes], copied: authenticates the store's file.     */
+                                 /* With it, only who knows the key can make frames that are read; */
+                                 /* an older frame of the same file, put back, is still read.      */
+                                 /* Without it, whoever can write to the file can forge K and V.   */
+                                 /* A file has the key that it was made with, or none              */
 } folio_pool_desc;
 
 /**
  * Make a pool with all its blocks free. All caches are of this context. Tiers need a cache in every
  * group, and a cross_cache if there are encoder tokens.
  * @return FOLIO_OK; ERR_ARGUMENT (also: the store's file is of another model or geometry, was made
- * with another hash_key, is damaged or in use, belongs to another user, can be written by others, or
- * is a link); ERR_MEMORY; ERR_IO; ERR_DEVICE.
+ * with another hash_key or store_key, is damaged or in use, belongs to another user, can be written by
+ * others, or is a link); ERR_MEMORY; ERR_IO; ERR_DEVICE.
  */
 FOLIO_API folio_status folio_pool_create(folio_context *ctx, const folio_pool_desc *desc,
                                          folio_pool **out);
@@ -182,7 +201,9 @@ FOLIO_API folio_status folio_pool_release(folio_pool *pool, int64_t n, const int
  * folio_batch_add_sequences runs them. If it has none, take them, run them, and then add the
  * sequences. folio_kv_cache_copy_blocks takes the pairs as they are. Up to `capacity` of them are
  * handed out and leave the queue; *num_pairs says how many. pairs may be NULL if capacity is 0. Run
- * them before anything else writes to the cache.
+ * them before anything else writes to the cache. If the pool wipes what it frees, or fills it
+ * (FOLIO_DEBUG=poison), it would overwrite their sources: for a group with a cache the call is then
+ * rejected.
  */
 FOLIO_API folio_status folio_pool_take_copies(folio_pool *pool, int32_t layer_group, int64_t capacity,
                                               folio_block_pair *pairs, int64_t *num_pairs);
@@ -245,8 +266,14 @@ FOLIO_API folio_status folio_pool_get_block_states(folio_pool *pool, folio_tier 
  */
 FOLIO_API folio_status folio_pool_check(folio_pool *pool);
 
-/** Empty the prefix cache in all tiers (new weights, say). Sequences keep their blocks, which do
- * not enter the cache until the sequence is truncated to 0. Waits for transfers under way. */
+/**
+ * Empty the prefix cache in all tiers (new weights, say). Sequences keep their blocks, which do not
+ * enter the cache until the sequence is truncated to 0. Waits for transfers under way. Then, unless
+ * the pool's wipe is FOLIO_WIPE_NEVER, overwrites with zeros what is free: blocks, host memory, and
+ * all frames of the store's file; that takes as long as writing them. On a device the zeros are
+ * queued on the pool's stream. FOLIO_ERR_IO, FOLIO_ERR_DEVICE: the cache is empty, but something was
+ * not overwritten; call it again.
+ */
 FOLIO_API folio_status folio_pool_forget(folio_pool *pool);
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -301,8 +328,9 @@ FOLIO_API folio_status folio_sequence_get_info(const folio_sequence *sequence,
                                                folio_sequence_info *info);
 
 /**
- * Take the longest cached prefix of these tokens, in whole blocks. The sequence must be empty. Every
- * group must have the prefix; a windowed group needs only the blocks that the next token can see.
+ * Take the longest cached prefix of these tokens, in whole blocks, 65,536 at most. The sequence must be
+ * empty. Every group must have the prefix; a windowed group needs only the blocks that the next token
+ * can see.
  * *matched (may be NULL) is the prefix's length in tokens, which becomes the sequence's len and
  * committed_len. An engine that needs the output of the prompt's last token leaves that token out.
  * The sequence holds the matched blocks from then on, also if the next reserve is rejected:

@@ -1,6 +1,7 @@
 /* context.c: opening a backend with its threads and allocator. */
 #include "backends/cuda_library.h"
 #include "backends/registry.h"
+#include "core/env.h"
 #include "plan/judge.h"
 
 #include <string.h>
@@ -80,6 +81,20 @@ static folio_status check_desc(const folio_context_desc *d)
     return FOLIO_OK;
 }
 
+/* FOLIO_DEBUG, read with glibc only. Not on a device: a graph that is captured would record the fills. */
+static folio_status take_debug(folio_context *ctx)
+{
+    const char *debug = NULL;
+#if defined(__GLIBC__)
+    debug = folioi_env_get("FOLIO_DEBUG");
+#endif
+    if (debug == NULL) return FOLIO_OK;
+    REQUIRE(strcmp(debug, "poison") == 0, "FOLIO_DEBUG: \"%.64s\" is unknown; there is poison",
+            debug);
+    ctx->poison = !ctx->backend->on_device;
+    return FOLIO_OK;
+}
+
 folio_status folio_context_create(const folio_context_desc *desc, folio_context **out)
 {
     REQUIRE(out != NULL, "folio_context_create: out is NULL");
@@ -89,6 +104,7 @@ folio_status folio_context_create(const folio_context_desc *desc, folio_context 
     TRY(check_desc(&d));
     folio_context chosen = {.executor = d.executor};
     TRY(choose(&d, &chosen));
+    TRY(take_debug(&chosen));
     chosen.allocator = d.allocator.alloc != NULL ? d.allocator : folioi_allocator_default();
     chosen.num_threads = chosen.backend->one_thread        ? 1
                          : d.executor.parallel_for != NULL ? d.executor.num_threads

@@ -5,7 +5,8 @@
  *   used     `refs` holders, or `reads` queued copies that still read it
  *   cached   no reference, but known to the prefix index; in the list, oldest first
  *
- * Every operation is constant time. Knows nothing of sequences; the pool's lock guards it.
+ * The free ones that were never used, or were wiped since, lie at the bottom of the stack. Every operation is constant
+ * time. Knows nothing of sequences; the pool's lock guards it.
  */
 #ifndef FOLIOI_BLOCKS_H
 #define FOLIOI_BLOCKS_H
@@ -24,12 +25,14 @@ typedef struct folioi_block {
     int32_t group;      /* whose K and V it holds                                           */
     int32_t copy;       /* queued copy that will write it, in its group's queue; NONE       */
     int32_t prev, next; /* in the list of cached ones                                       */
+    uint32_t dirty;     /* a bit for each group whose K and V it has held since it was wiped */
 } folioi_block;
 
 typedef struct folioi_blocks {
     folioi_block *block; /* [num]                    */
     int32_t *free_stack; /* [num], num_free in use   */
     int64_t num, num_free, num_used, num_shared, num_cached;
+    int64_t num_clean; /* of the free ones, from the bottom of the stack */
     int64_t peak_used, allocations, evictions;
     int32_t oldest, newest; /* cached */
 } folioi_blocks;
@@ -56,12 +59,21 @@ static inline void blocks_unlink(folioi_blocks *b, int32_t i)
     b->num_cached--;
 }
 
+/** The free block that is taken next counts as one that holds something. */
+static inline void blocks_soil(folioi_blocks *b)
+{
+    b->block[b->free_stack[b->num_free - 1]].dirty = ~0u;
+    if (b->num_clean == b->num_free) b->num_clean--;
+}
+
 /** A free block with one reference; there must be one. */
 static inline int32_t blocks_take(folioi_blocks *b, int32_t group)
 {
     int32_t i = b->free_stack[--b->num_free];
+    if (b->num_clean > b->num_free) b->num_clean = b->num_free;
     b->block[i].refs = 1;
     b->block[i].group = group;
+    b->block[i].dirty |= group == NONE ? ~0u : 1u << group; /* by hand: any cache */
     b->allocations++;
     if (++b->num_used > b->peak_used) b->peak_used = b->num_used;
     return i;
@@ -91,6 +103,16 @@ static inline void blocks_rest(folioi_blocks *b, int32_t i, int32_t next)
     *(prev != NONE ? &b->block[prev].next : &b->oldest) = i;
     *(next != NONE ? &b->block[next].prev : &b->newest) = i;
     b->num_cached++;
+}
+
+/** The last reference to a wiped block, which nothing knows: it goes below the others. */
+static inline void blocks_release_clean(folioi_blocks *b, int32_t i)
+{
+    b->block[i].refs = 0;
+    b->block[i].dirty = 0;
+    b->num_used--;
+    b->free_stack[b->num_free++] = b->free_stack[b->num_clean];
+    b->free_stack[b->num_clean++] = i;
 }
 
 /** One more holder of a used or cached block. */

@@ -3,6 +3,7 @@
 
 #include "core/tensor.h"
 
+#include <stdio.h>
 #include <string.h>
 
 folio_status folioi_pool_unlock(folio_pool *pool, folio_status status)
@@ -11,8 +12,22 @@ folio_status folioi_pool_unlock(folio_pool *pool, folio_status status)
         folio_status found = pool->check(pool);
         if (found != FOLIO_ERR_MEMORY) status = found; /* without memory there is no check */
     }
+    if (!pool_fills_freed(pool)) { /* nothing else can change the error's text */
+        pthread_mutex_unlock(&pool->lock);
+        return status;
+    }
+    char text[1024];
+    snprintf(text, sizeof text, "%s", folio_last_error());
+    (void)folioi_pool_wipe_freed(pool);
     pthread_mutex_unlock(&pool->lock);
-    return status;
+    if (pool->store != NULL && pool_wipes_freed(pool)) (void)folioi_store_wipe(pool->store);
+    return status == FOLIO_OK ? status : folioi_fail(status, "%s", text);
+}
+
+void folioi_pool_give_way(folio_pool *pool)
+{
+    pthread_mutex_unlock(&pool->lock);
+    wait_for_lock(pool);
 }
 
 void folioi_pool_set_hash_bits(folio_pool *pool, int bits)
@@ -77,6 +92,10 @@ int32_t folioi_pool_take(folio_pool *pool, int tier, int32_t group)
         folioi_index_prune(&pool->index, node);
         b->evictions++;
     }
+    /* Evicted just now, or freed by this very call. A host block is written whole, after it may have gone to the store. */
+    if (pool->ctx->poison && tier == TIER_DEVICE) blocks_soil(b);
+    if (pool_fills_freed(pool) && tier == TIER_DEVICE)
+        (void)folioi_pool_wipe(pool, tier, b->num_free);
     return blocks_take(b, group);
 }
 
@@ -237,6 +256,11 @@ folio_status folio_pool_take_copies(folio_pool *pool, int32_t group, int64_t cap
     REQUIRE(capacity == 0 || pairs != NULL, "take_copies: pairs is NULL, and capacity is %lld",
             (long long)capacity);
     REQUIRE(num_pairs != NULL, "take_copies: num_pairs is NULL");
+    REQUIRE(
+        !pool_fills_freed(pool) || pool->cache[group] == NULL,
+        "take_copies: group %d has a cache, and the pool overwrites what it frees: the source may "
+        "be gone before its copy; use folio_pool_run_copies",
+        group);
     pool_lock(pool);
     *num_pairs = take_copies(pool, group, capacity, pairs);
     return folioi_pool_unlock(pool, FOLIO_OK);

@@ -13,6 +13,7 @@
  *   sequence.c       create, reserve, truncate, fork, release_window (sequences become batches in
  *                    api/sequence_batch.c)
  *   transfer.c       the thread that moves bytes, and transfer handles
+ *   forget.c         empties the prefix cache; overwrites what free blocks hold
  *   prefix.c         match and commit: sequences and the prefix index
  *   swap.c           sequences and cached blocks moved between tiers
  *   pool_check.c     the invariants of a pool
@@ -46,6 +47,7 @@ typedef struct folioi_mover {
     pthread_t thread;
     bool started, quit;
     bool queued;                  /* copies of frames are in the pool's stream; the thread's own */
+    bool staged;                  /* its frame holds something; the thread's own                 */
     folio_transfer *first, *last; /* the first one is being run */
 } folioi_mover;
 
@@ -55,10 +57,15 @@ struct folio_pool {
     void *stream; /* of a device: every copy of the pool is queued there */
     folio_allocator allocator;
     pthread_mutex_t lock;
+    pthread_mutex_t next; /* who waits for the lock holds it: see folioi_pool_give_way */
     int32_t block_size, num_layer_groups,
         cross;                  /* cross == num_layer_groups: the encoder's table */
     int64_t window[MAX_TABLES]; /* 0: all keys */
     folio_kv_cache *cache[MAX_TABLES];
+    folio_kv_cache
+        *blank[MAX_TABLES]; /* a block like those of the cache, all zero or NaN; made when needed */
+    folio_wipe wipe;
+    bool wiping; /* copies of blanks were put into the stream */
     bool windowed;
     bool tiers;
     int64_t watermark;
@@ -77,9 +84,27 @@ struct folio_pool {
     uint64_t next_swap; /* numbers swapped sequences in the store */
 };
 
-static inline void pool_lock(folio_pool *pool) { pthread_mutex_lock(&pool->lock); }
+/* Blocks that one hold of the lock visits: of a match, which ends there; of a sequence that commits or goes. */
+enum { FOLIOI_MATCH_BLOCKS = 65536, FOLIOI_HOLD_BLOCKS = 4096 };
 
-/** Unlocks, after a check of the invariants where the pool was made with FOLIO_POOL_CHECK. */
+/** Behind those that wait already. */
+static inline void wait_for_lock(folio_pool *pool)
+{
+    pthread_mutex_lock(&pool->next);
+    pthread_mutex_lock(&pool->lock);
+    pthread_mutex_unlock(&pool->next);
+}
+
+static inline void pool_lock(folio_pool *pool)
+{
+    if (pthread_mutex_trylock(&pool->lock) != 0) wait_for_lock(pool);
+}
+
+/** Unlocks, and locks again after the thread that has waited longest, if there is one, had the lock. */
+void folioi_pool_give_way(folio_pool *pool);
+
+/** Unlocks, after a check of the invariants where the pool was made with FOLIO_POOL_CHECK, and overwrites what was freed
+ * where its `wipe` says so, or in poison mode. */
 folio_status folioi_pool_unlock(folio_pool *pool, folio_status status);
 
 /** Wait until some transfer has ended. */
@@ -97,6 +122,31 @@ static inline folioi_blocks *tier_blocks(folio_pool *pool, int tier)
 
 /** A block with one reference; blocks_available must not be 0. Evicts the oldest cached one if need be. */
 int32_t folioi_pool_take(folio_pool *pool, int tier, int32_t group);
+
+/** Does the pool's `wipe` say that blocks and frames are overwritten when they become free? */
+static inline bool pool_wipes_freed(const folio_pool *pool)
+{
+    return pool->wipe == FOLIO_WIPE_ON_FREE || pool->wipe == FOLIO_WIPE_ON_SALT;
+}
+
+/** Are those in memory? In poison mode always; the store's file is left to `wipe`. */
+static inline bool pool_fills_freed(const folio_pool *pool)
+{
+    return pool->ctx->poison || pool_wipes_freed(pool);
+}
+
+/** Make the blank blocks; nothing to do the second time. */
+folio_status folioi_pool_make_blanks(folio_pool *pool);
+/** Blanks over the free blocks of a tier that hold something, in that order, `limit` of them at most. */
+folio_status folioi_pool_wipe(folio_pool *pool, int tier, int64_t limit);
+/** All of them in both tiers; the lock is open in between. What fails is done by the next call. */
+folio_status folioi_pool_wipe_freed(folio_pool *pool);
+/** Empty the prefix cache in all tiers; of one salt, if that is not NULL. Without transfers under way. */
+folio_status folioi_pool_forget(folio_pool *pool, const uint64_t *salt);
+/** Zeros over the mover's frame, while it does not run. */
+folio_status folioi_pool_wipe_staging(folio_pool *pool);
+/** The end of a pool: no more copies of blanks are under way. Where freed blocks are overwritten, the last ones are. */
+void folioi_pool_wipe_all(folio_pool *pool);
 
 /** The holders' side of a block: its last holder also calls off the copy that would write it. */
 void folioi_pool_release(folio_pool *pool, int32_t block);

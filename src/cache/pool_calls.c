@@ -57,6 +57,8 @@ static folio_status check_desc(const folio_context *ctx, folio_pool_desc *d)
             (long long)d->num_blocks);
     REQUIRE((d->flags & ~FOLIO_POOL_CHECK) == 0, "pool: flags %#x are unknown",
             d->flags & ~FOLIO_POOL_CHECK);
+    REQUIRE(d->wipe >= FOLIO_WIPE_ON_FORGET && d->wipe <= FOLIO_WIPE_NEVER,
+            "pool: wipe %d is unknown", (int)d->wipe);
     REQUIRE(d->host_blocks >= 0 && d->host_blocks < INT32_MAX,
             "pool: host_blocks is %lld, outside [0, 2147483646]", (long long)d->host_blocks);
     bool tiers = d->host_blocks > 0 || d->store_path != NULL;
@@ -71,6 +73,11 @@ static folio_status check_desc(const folio_context *ctx, folio_pool_desc *d)
     }
     TRY(check_cache(d, ctx, d->cross_cache, "cross_cache", 0));
     REQUIRE(d->store_path == NULL || d->store_path[0] != 0, "pool: store_path is empty");
+    REQUIRE(d->store_key_bytes == 0 || (d->store_key_bytes >= 16 && d->store_key_bytes <= 64),
+            "pool: store_key_bytes is %d, outside [16, 64]", d->store_key_bytes);
+    REQUIRE((d->store_key == NULL) == (d->store_key_bytes == 0),
+            "pool: store_key is %s and store_key_bytes %d", d->store_key == NULL ? "NULL" : "given",
+            d->store_key_bytes);
     REQUIRE(d->model == NULL || strlen(d->model) <= 255, "pool: model is longer than 255 bytes");
     REQUIRE(d->stream == NULL || ctx->backend->on_device,
             "pool: stream is set; host backends have no streams");
@@ -82,16 +89,11 @@ static void frame_found(void *user, const folioi_frame_id *id)
     folioi_pool_emit(user, FOLIO_EVENT_STORED, FOLIO_TIER_DISK, id, -1);
 }
 
-static void frame_gone(void *user, const folioi_frame_id *id)
-{
-    folioi_pool_emit(user, FOLIO_EVENT_REMOVED, FOLIO_TIER_DISK, id, -1);
-}
-
 static void frame_replaced(void *user, const folioi_frame_id *id)
 {
     folio_pool *pool = user;
     pool_lock(pool);
-    frame_gone(pool, id);
+    folioi_pool_emit(pool, FOLIO_EVENT_REMOVED, FOLIO_TIER_DISK, id, -1);
     pthread_mutex_unlock(&pool->lock);
 }
 
@@ -109,7 +111,8 @@ static folio_status make_tiers(folio_pool *pool, const folio_pool_desc *d, uint6
                                .ids_bytes = (int32_t)max_i64(d->block_size * (int64_t)4, 8),
                                .num_layer_groups = pool->cross + (pool->cache[pool->cross] != NULL),
                                .geometry = pool->frames.geometry,
-                               .hash_key = d->hash_key};
+                               .hash_key = d->hash_key,
+                               .key = {d->store_key, (size_t)d->store_key_bytes}};
         TRY(folioi_store_open(&pool->allocator, &s, &pool->store));
         *hash_key = folioi_store_hash_key(pool->store);
         if (pool->on_event != NULL) {
@@ -132,7 +135,10 @@ static folio_status fill_pool(folio_pool *pool, const folio_pool_desc *d)
                           hash_key));
     if (pool->store != NULL)
         folioi_index_use_digests(&pool->index, folioi_store_secret(pool->store));
-    return FOLIO_OK;
+    if (!pool_fills_freed(pool)) return FOLIO_OK;
+    TRY(folioi_pool_make_blanks(pool));
+    return pool->store != NULL && pool_wipes_freed(pool) ? folioi_store_wipe(pool->store)
+                                                         : FOLIO_OK;
 }
 
 folio_status folio_pool_create(folio_context *ctx, const folio_pool_desc *desc, folio_pool **out)
@@ -150,8 +156,10 @@ folio_status folio_pool_create(folio_context *ctx, const folio_pool_desc *desc, 
     refs_retain(&ctx->refs);
     pool->ctx = ctx;
     pool->stream = d.stream;
+    pool->wipe = d.wipe;
     pool->allocator = ctx->allocator;
     pthread_mutex_init(&pool->lock, NULL);
+    pthread_mutex_init(&pool->next, NULL);
     folioi_mover_init(&pool->mover);
     pool->host.oldest = pool->host.newest = NONE;
     pool->block_size = d.block_size;
@@ -184,6 +192,7 @@ void folio_pool_destroy(folio_pool *pool)
     folio_context *ctx = pool->ctx;
     folioi_mover_stop(pool);
     (void)folioi_mover_wait(pool); /* the frames are still read and written */
+    folioi_pool_wipe_all(pool);
     folio_allocator a = pool->allocator;
     folioi_store_close(pool->store);
     folioi_frames_free(&pool->frames);
@@ -193,7 +202,11 @@ void folio_pool_destroy(folio_pool *pool)
     for (int32_t g = 0; g < pool->num_layer_groups; g++)
         folioi_array_free(&a, &pool->copies[g].pairs);
     folioi_array_free(&a, &pool->walk);
-    for (int32_t t = 0; t <= pool->cross; t++) folio_kv_cache_destroy(pool->cache[t]);
+    for (int32_t t = 0; t <= pool->cross; t++) {
+        folio_kv_cache_destroy(pool->blank[t]);
+        folio_kv_cache_destroy(pool->cache[t]);
+    }
+    pthread_mutex_destroy(&pool->next);
     pthread_mutex_destroy(&pool->lock);
     folioi_free(&a, pool, sizeof *pool);
     folio_context_destroy(ctx);
@@ -277,22 +290,15 @@ folio_status folio_pool_check(folio_pool *pool)
 folio_status folio_pool_forget(folio_pool *pool)
 {
     REQUIRE(pool != NULL, "folio_pool_forget: pool is NULL");
+    bool wipes = pool->wipe != FOLIO_WIPE_NEVER;
     pool_lock(pool);
+    folio_status status = wipes ? folioi_pool_make_blanks(pool) : FOLIO_OK;
+    if (status != FOLIO_OK) return folioi_pool_unlock(pool, status);
     while (pool->mover.first != NULL) pool_await(pool); /* what is on its way goes too */
-    for (int tier = 0; tier < NUM_LINKED_TIERS; tier++) {
-        folioi_blocks *b = tier_blocks(pool, tier);
-        for (int32_t i = 0; i < b->num; i++) {
-            int32_t node = b->block[i].node;
-            if (node == NONE) continue;
-            folioi_pool_unlink(pool, tier, i);
-            folioi_index_prune(&pool->index, node);
-        }
-    }
-    for (folio_sequence *s = pool->sequences; s != NULL; s = s->next) s->stale = s->len > 0;
-    folio_status status = FOLIO_OK;
-    if (pool->store != NULL) {
-        folioi_store_each(pool->store, frame_gone, pool);
-        status = folioi_store_forget(pool->store);
-    }
-    return folioi_pool_unlock(pool, status);
+    status = folioi_pool_forget(pool, NULL);
+    if (wipes && status == FOLIO_OK) status = folioi_pool_wipe_staging(pool);
+    if (wipes && status == FOLIO_OK) status = folioi_pool_wipe_freed(pool);
+    status = folioi_pool_unlock(pool, status);
+    if (wipes && status == FOLIO_OK && pool->store != NULL) status = folioi_store_wipe(pool->store);
+    return status;
 }

@@ -34,6 +34,8 @@ static folio_status check_places(const folioi_blocks *b, tally *count, const cha
         int32_t k = b->free_stack[i];
         HOLDS(k >= 0 && k < b->num, "%s: free block %d is outside", tier, k);
         HOLDS(b->block[k].node == NONE, "%s: free block %d is in the index", tier, k);
+        HOLDS(i >= b->num_clean || b->block[k].dirty == 0, "%s: free block %d is not clean", tier,
+              k);
         count[k].places++;
     }
     int64_t cached = 0;

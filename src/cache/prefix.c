@@ -223,6 +223,7 @@ static folio_status walk_prompt(walk *w)
         if (node == NONE) { /* on disk only: a node for what may come back */
             TRY(folioi_index_reserve(&pool->allocator, x, 1));
             node = folioi_index_add(x, w->key[i % AHEAD], w->node, w->salt, ids);
+            if (node == NONE) break;
         }
         index_pin(x, node);
         index_unpin(x, w->node);
@@ -323,10 +324,11 @@ static void attach(folio_sequence *s, int64_t blocks, folio_transfer *transfer)
 static int64_t most_found(folio_pool *pool)
 {
     int64_t nodes = pool->index.num_nodes;
-    if (pool->store == NULL) return nodes;
+    if (pool->store == NULL) return min_i64(nodes, FOLIOI_MATCH_BLOCKS);
     for (int32_t g = 0; g < pool->num_layer_groups; g++)
-        if (pool->window[g] == 0) return nodes + folioi_store_get_stats(pool->store).used;
-    return INT64_MAX;
+        if (pool->window[g] == 0)
+            return min_i64(nodes + folioi_store_get_stats(pool->store).used, FOLIOI_MATCH_BLOCKS);
+    return FOLIOI_MATCH_BLOCKS;
 }
 
 folio_status folioi_prefix_match(folio_sequence *s, const folio_tokens *tokens,
@@ -375,16 +377,32 @@ folio_status folio_sequence_match(folio_sequence *s, const folio_tokens *tokens,
 
 /* ----------------------------------------------------------------------------------------- commit */
 
+/* Room for the nodes of the blocks that one hold of the lock enters. */
+static folio_status room_for_nodes(folio_sequence *s, const folio_tokens *tokens)
+{
+    int64_t n = tokens->num_tokens / s->pool->block_size - s->indexed;
+    return folioi_index_reserve(&s->pool->allocator, &s->pool->index,
+                                min_i64(max_i64(n, 0), FOLIOI_HOLD_BLOCKS));
+}
+
+/* There is room for the first ones. What does not enter is not found later, no more. */
 static void index_blocks(folio_sequence *s, const folio_tokens *tokens)
 {
     folio_pool *pool = s->pool;
     folioi_index *x = &pool->index;
-    for (int64_t i = s->indexed; i < tokens->num_tokens / pool->block_size; i++) {
+    int64_t first = s->indexed;
+    for (int64_t i = first; i < tokens->num_tokens / pool->block_size && !s->stale; i++) {
+        if (i > first && (i - first) % FOLIOI_HOLD_BLOCKS == 0) {
+            stamp_change(&s->stamp, "folio_sequence_commit"); /* others may read its blocks now */
+            folioi_pool_give_way(pool);
+            if (s->stale || room_for_nodes(s, tokens) != FOLIO_OK) return;
+        }
         folioi_block_ids ids = tokens_block(tokens, i, pool->block_size);
         folioi_key parent = s->tip == NONE ? (folioi_key){{0, 0}} : index_node(x, s->tip)->key;
         folioi_key key = folioi_index_key(x, parent, s->salt, ids);
         int32_t node = folioi_index_find(x, key, s->tip, s->salt, ids);
         if (node == NONE) node = folioi_index_add(x, key, s->tip, s->salt, ids);
+        if (node == NONE) return;
         for (int32_t g = 0; g < pool->num_layer_groups; g++) enter_block(s, g, i, node);
         index_pin(x, node);
         index_unpin(x, s->tip);
@@ -411,14 +429,13 @@ static folio_status commit(folio_sequence *s, const folio_tokens *tokens)
                     "ids from the first token on",
                     (long long)(s->indexed - 1));
         }
-        TRY(folioi_index_reserve(&pool->allocator, &pool->index,
-                                 max_i64(0, t.num_tokens / pool->block_size - s->indexed)));
+        TRY(room_for_nodes(s, &t));
     }
     int64_t indexed = s->indexed;
     bool more = t.num_tokens > s->committed || s->encoder_len > s->encoder_committed;
     s->committed = t.num_tokens;
     s->encoder_committed = s->encoder_len;
-    if ((t.ids != NULL || t.hash_ids != NULL) && !s->stale) index_blocks(s, &t);
+    if (t.ids != NULL || t.hash_ids != NULL) index_blocks(s, &t);
     /* others may read its blocks from here on: a batch from before would write to them */
     if (more || s->indexed > indexed) stamp_change(&s->stamp, "folio_sequence_commit");
     return FOLIO_OK;

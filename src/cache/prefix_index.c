@@ -5,6 +5,9 @@
 
 #include <string.h>
 
+/* Who knows hash_key can make any number of keys that collide: they must not slow down the search for others. */
+enum { MOST_IN_CHAIN = 32 };
+
 /* What comes before the ids in a key's input. */
 typedef struct {
     folioi_key parent;
@@ -110,9 +113,18 @@ folio_status folioi_index_reserve(const folio_allocator *a, folioi_index *x, int
     return FOLIO_OK;
 }
 
+/* Has a key's chain room? Keys that do not collide on purpose never fill it: half of all chains are empty. */
+static bool has_room(const folioi_index *x, folioi_key key)
+{
+    int32_t length = 0, node = *table_bucket(&x->table, key.word[0]);
+    for (; node != NONE && length < MOST_IN_CHAIN; length++) node = index_node(x, node)->next;
+    return length < MOST_IN_CHAIN;
+}
+
 int32_t folioi_index_add(folioi_index *x, folioi_key key, int32_t parent, uint64_t salt,
                          folioi_block_ids ids)
 {
+    if (!has_room(x, key)) return NONE;
     int32_t node = x->unused;
     folioi_node *n = index_node(x, node);
     x->unused = n->next;
@@ -137,6 +149,7 @@ void folioi_index_prune(folioi_index *x, int32_t node)
         folioi_node *n = index_node(x, node);
         if (n->num_links > 0 || n->num_children > 0 || n->pins > 0) return;
         table_remove(&x->table, n->key.word[0], node);
+        memset((char *)x->ids.data + (int64_t)node * x->ids_bytes, 0, (size_t)x->ids_bytes);
         int32_t parent = n->parent;
         n->used = false;
         n->next = x->unused;

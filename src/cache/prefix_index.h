@@ -120,7 +120,8 @@ int32_t folioi_index_find(const folioi_index *x, folioi_key key, int32_t parent,
 /** Room for n more nodes, so that as many adds cannot fail. */
 folio_status folioi_index_reserve(const folio_allocator *a, folioi_index *x, int64_t n);
 
-/** A new node without links; it goes with the next settle unless it gets a link, a child or a pin. */
+/** A new node without links; it goes with the next settle unless it gets a link, a child or a pin. NONE: too many keys
+ * have its place in the table. */
 int32_t folioi_index_add(folioi_index *x, folioi_key key, int32_t parent, uint64_t salt,
                          folioi_block_ids ids);
 

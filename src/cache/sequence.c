@@ -79,6 +79,20 @@ folio_status folio_sequence_create(folio_pool *pool, const folio_sequence_desc *
     return folioi_pool_unlock(pool, FOLIO_OK);
 }
 
+static bool is_in_use(const folio_pool *pool, uint64_t salt)
+{
+    const folio_sequence *s = pool->sequences;
+    while (s != NULL && s->salt != salt) s = s->next;
+    return s != NULL;
+}
+
+/* Unless another sequence has it, or gets it while transfers are under way. */
+static void forget_salt(folio_pool *pool, uint64_t salt)
+{
+    while (!is_in_use(pool, salt) && pool->mover.first != NULL) pool_await(pool);
+    if (!is_in_use(pool, salt)) (void)folioi_pool_forget(pool, &salt);
+}
+
 void folio_sequence_destroy(folio_sequence *s)
 {
     if (s == NULL) return;
@@ -89,13 +103,16 @@ void folio_sequence_destroy(folio_sequence *s)
     if (s->state == FOLIO_SEQUENCE_SWAPPED) {
         folioi_sequence_vacate(s);
         for (int32_t k = 0; k <= pool->cross; k++) s->table[k].num = s->table[k].released = 0;
+        folioi_sequence_cut(s, 0);
+    } else {
+        folioi_sequence_shorten(s, 0);
     }
-    folioi_sequence_cut(s, 0);
     folioi_sequence_drop(s, pool->cross, 0);
     if (s->prev != NULL) s->prev->next = s->next;
     else pool->sequences = s->next;
     if (s->next != NULL) s->next->prev = s->prev;
     pool->num_sequences--;
+    if (pool->wipe == FOLIO_WIPE_ON_SALT) forget_salt(pool, s->salt);
     (void)folioi_pool_unlock(pool, FOLIO_OK);
     free_sequence(s);
 }
@@ -184,6 +201,14 @@ void folioi_sequence_cut(folio_sequence *s, int64_t len)
     s->indexed = indexed;
 }
 
+void folioi_sequence_shorten(folio_sequence *s, int64_t len)
+{
+    int64_t step = (int64_t)FOLIOI_HOLD_BLOCKS * s->pool->block_size;
+    for (; s->len - len > step; folioi_pool_give_way(s->pool))
+        folioi_sequence_cut(s, s->len - step);
+    folioi_sequence_cut(s, len);
+}
+
 static folio_status truncate(folio_sequence *s, int64_t len)
 {
     folio_pool *pool = s->pool;
@@ -200,7 +225,7 @@ static folio_status truncate(folio_sequence *s, int64_t len)
                 (long long)(s->table[g].released * pool->block_size));
     }
     if (len < s->len) stamp_change(&s->stamp, "folio_sequence_truncate");
-    folioi_sequence_cut(s, len);
+    folioi_sequence_shorten(s, len);
     return FOLIO_OK;
 }
 

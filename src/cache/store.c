@@ -18,6 +18,7 @@
 typedef struct frame_entry {
     folioi_frame_info info; /* of what is in the table, or being written */
     int32_t next;           /* in its bucket */
+    int64_t bytes;          /* of the frame that may hold something: none past them */
 } frame_entry;
 
 struct folioi_store {
@@ -29,6 +30,7 @@ struct folioi_store {
         frames; /* frame i is the file's frame i + 1; its node is i while it is in the table */
     frame_entry *entries; /* [frames.num] */
     folioi_key_table table;
+    int64_t tail;     /* bytes of the file behind its last frame that may hold something */
     int64_t promised; /* of the free and cached ones, to SEQUENCE puts to come */
     uint64_t stamp;   /* of the last put */
     folioi_replaced_fn replaced;
@@ -160,13 +162,14 @@ static void scan_frame(folioi_store *store, int32_t i, char *head)
 {
     folioi_store_file *file = &store->file;
     folioi_frame_info info;
-    uint64_t checksum;
+    folioi_seal seal;
     int64_t at = frame_offset(file, i + 1);
+    store->entries[i].bytes = min_i64(file->frame_bytes, file->size - at);
     int64_t got = folioi_store_file_read(file, head, file->head_bytes, at);
     if (got < 0) store->stats.errors++;
     if (got < 0) return;
     memset(head + got, 0, (size_t)(file->head_bytes - got));
-    folioi_head_state state = folioi_head_decode(file, i + 1, head, &info, &checksum);
+    folioi_head_state state = folioi_head_decode(file, i + 1, head, &info, &seal);
     if (state == FOLIOI_HEAD_EMPTY) return;
     if (state == FOLIOI_HEAD_TORN || at + file->head_bytes + info.payload_bytes > file->size) {
         store->stats.warnings++;
@@ -212,6 +215,7 @@ static folio_status scan(folioi_store *store)
     for (int64_t i = 0; i < n; i++) scan_frame(store, blocks_take(&store->frames, NONE), head);
     folioi_free(&store->allocator, head, file->head_bytes);
     end_scan(store, n);
+    store->tail = max_i64(0, file->size - frame_offset(file, store->frames.num + 1));
     if (file->epoch_lost) store->stats.warnings++;
     return FOLIO_OK;
 }
@@ -306,14 +310,18 @@ static folio_status write_frame(folioi_store *store, int32_t i, const void *ids,
                                 const void *payload, char *head)
 {
     folioi_store_file *file = &store->file;
-    const folioi_frame_info *info = &store->entries[i].info;
-    int64_t at = frame_offset(file, i + 1);
-    int64_t header_bytes = sizeof(folioi_frame_header);
+    frame_entry *entry = &store->entries[i];
+    const folioi_frame_info *info = &entry->info;
+    int64_t at = frame_offset(file, i + 1), end = file->head_bytes + info->payload_bytes;
+    int64_t header_bytes = sizeof(folioi_frame_header), before = entry->bytes;
     memset(head, 0, (size_t)header_bytes);
+    entry->bytes = max_i64(before, end);
     TRY(folioi_store_file_write(file, head, header_bytes, at));
     TRY(folioi_store_file_write(file, payload, info->payload_bytes, at + file->head_bytes));
+    if (before > end) TRY(folioi_store_file_clear(file, before - end, at + end));
+    entry->bytes = end;
     folioi_head_encode(file, i + 1, info, ids, payload, head);
-    return folioi_store_file_write(file, head, header_bytes + info->ids_bytes, at);
+    return folioi_store_file_write(file, head, file->head_bytes, at);
 }
 
 /*
@@ -417,11 +425,11 @@ static read_outcome read_frame(folioi_store *store, int32_t i, const folioi_fram
 {
     folioi_store_file *file = &store->file;
     folioi_frame_info info;
-    uint64_t checksum;
+    folioi_seal seal;
     int64_t at = frame_offset(file, i + 1), n = sizeof(folioi_frame_header) + want->ids_bytes;
     int64_t got = folioi_store_file_read(file, head, n, at);
     if (got < 0) return READ_FAILED;
-    if (got < n || folioi_head_decode(file, i + 1, head, &info, &checksum) != FOLIOI_HEAD_WHOLE ||
+    if (got < n || folioi_head_decode(file, i + 1, head, &info, &seal) != FOLIOI_HEAD_WHOLE ||
         !same_block(&info, want) || info.epoch != want->epoch || info.stamp != want->stamp)
         return READ_TORN;
     if (want->ids_bytes > 0 &&
@@ -430,7 +438,7 @@ static read_outcome read_frame(folioi_store *store, int32_t i, const folioi_fram
     n = want->payload_bytes;
     got = folioi_store_file_read(file, payload, n, at + file->head_bytes);
     if (got < 0) return READ_FAILED;
-    return got == n && XXH3_64bits(payload, (size_t)n) == checksum ? READ_GOOD : READ_TORN;
+    return got == n && folioi_payload_is(file, payload, n, &seal) ? READ_GOOD : READ_TORN;
 }
 
 /* The held frame was read: counted, given back, and dropped where it was not good. */
@@ -526,6 +534,17 @@ folio_status folioi_store_forget(folioi_store *store)
     return status;
 }
 
+void folioi_store_forget_salt(folioi_store *store, uint64_t salt)
+{
+    pthread_mutex_lock(&store->lock);
+    for (int64_t i = 0; i < store->frames.num; i++) {
+        const folioi_frame_info *info = &store->entries[i].info;
+        if (is_known(store, i) && info->kind == FOLIOI_FRAME_CACHED && info->salt == salt)
+            leave(store, (int32_t)i);
+    }
+    pthread_mutex_unlock(&store->lock);
+}
+
 static int64_t available(const folioi_store *store)
 {
     return blocks_available(&store->frames) - store->promised;
@@ -553,6 +572,45 @@ void folioi_store_unpromise(folioi_store *store, int64_t n)
     pthread_mutex_lock(&store->lock);
     store->promised -= n;
     pthread_mutex_unlock(&store->lock);
+}
+
+/* One free frame that may hold something; false: there is none, or the rest is promised. */
+static folio_status wipe_frame(folioi_store *store, bool *more)
+{
+    folioi_blocks *frames = &store->frames;
+    int32_t i = NONE;
+    pthread_mutex_lock(&store->lock);
+    if (frames->num_clean < frames->num_free && available(store) > 0) i = blocks_take(frames, NONE);
+    pthread_mutex_unlock(&store->lock);
+    *more = i != NONE;
+    if (i == NONE) return FOLIO_OK;
+    folio_status status = folioi_store_file_clear(&store->file, store->entries[i].bytes,
+                                                  frame_offset(&store->file, i + 1));
+    pthread_mutex_lock(&store->lock);
+    if (status == FOLIO_OK) {
+        store->entries[i].bytes = 0;
+        blocks_release_clean(frames, i);
+    } else {
+        store->stats.errors++;
+        blocks_release(frames, i);
+    }
+    pthread_mutex_unlock(&store->lock);
+    return status;
+}
+
+folio_status folioi_store_wipe(folioi_store *store)
+{
+    folio_status status = FOLIO_OK;
+    bool more = true;
+    while (more && status == FOLIO_OK) status = wipe_frame(store, &more);
+    pthread_mutex_lock(&store->forgetting);
+    if (store->tail > 0 && status == FOLIO_OK) {
+        int64_t at = frame_offset(&store->file, store->frames.num + 1);
+        status = folioi_store_file_clear(&store->file, store->tail, at);
+        if (status == FOLIO_OK) store->tail = 0;
+    }
+    pthread_mutex_unlock(&store->forgetting);
+    return status;
 }
 
 void folioi_store_touch(folioi_store *store, const folioi_frame_id *id)
@@ -596,4 +654,7 @@ folioi_store_stats folioi_store_get_stats(folioi_store *store)
 
 uint64_t folioi_store_hash_key(const folioi_store *store) { return store->file.hash_key; }
 
-folioi_key folioi_store_secret(const folioi_store *store) { return store->file.secret; }
+folioi_key folioi_store_secret(const folioi_store *store)
+{
+    return folioi_store_file_digest_key(&store->file);
+}

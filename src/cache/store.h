@@ -42,7 +42,7 @@ folio_status folioi_store_open(const folio_allocator *a, const folioi_store_desc
 void folioi_store_close(folioi_store *store);
 
 uint64_t folioi_store_hash_key(const folioi_store *store);
-/** A random number of the file's own, for digests. */
+/** A number of the file's own, for digests. */
 folioi_key folioi_store_secret(const folioi_store *store);
 
 /**
@@ -77,6 +77,14 @@ void folioi_store_drop(folioi_store *store, const folioi_frame_id *id);
  * here, and close tries again to write it down.
  */
 folio_status folioi_store_forget(folioi_store *store);
+/** Forget the CACHED frames of a salt. On disk they stay until they are wiped. */
+void folioi_store_forget_salt(folioi_store *store, uint64_t salt);
+
+/**
+ * Zeros over all that free frames hold, and over what lies past a smaller max_bytes. Frames promised to
+ * SEQUENCE puts are left alone if no others are free. ERR_IO: some are not wiped; call it again.
+ */
+folio_status folioi_store_wipe(folioi_store *store);
 
 /** Frames that can still be promised to SEQUENCE puts: free, or CACHED and read by nobody, less those promised. */
 int64_t folioi_store_available(folioi_store *store);

@@ -20,7 +20,8 @@
 
 static const char store_magic[8] = {'F', 'o', 'l', 'i', 'o', 'K', 'V', '\n'};
 static const char frame_magic[8] = {'F', 'o', 'l', 'i', 'o', 'F', 'r', '\n'};
-static const char zeros[sizeof(folioi_superblock)];
+static const char zeros[1 << 16];
+_Static_assert(sizeof zeros >= sizeof(folioi_superblock), "compared with it");
 
 /* --------------------------------------------------------------------------------- system calls */
 
@@ -116,6 +117,13 @@ folio_status folioi_store_file_write(folioi_store_file *file, const void *data, 
     return FOLIO_OK;
 }
 
+folio_status folioi_store_file_clear(folioi_store_file *file, int64_t n, int64_t at)
+{
+    for (int64_t done = 0; done < n; done += (int64_t)sizeof zeros)
+        TRY(folioi_store_file_write(file, zeros, min_i64(n - done, sizeof zeros), at + done));
+    return FOLIO_OK;
+}
+
 bool folioi_store_file_wipe(folioi_store_file *file, int64_t frame)
 {
     int64_t n = sizeof(folioi_frame_header);
@@ -149,22 +157,76 @@ static folioi_disk_geometry geometry_encode(const folioi_frame_geometry *g)
     return disk;
 }
 
-static uint64_t superblock_checksum(const folioi_superblock *super)
+/* What is sealed: one kind's seal is not another's. */
+typedef enum { OF_SUPERBLOCK = 1, OF_EPOCH, OF_HEAD, OF_PAYLOAD, OF_SECRET } sealed;
+
+/* The seal of a, then b. Without a key: a checksum that starts from `seed`. */
+static folioi_seal make_seal(const folioi_store_file *file, sealed what, folioi_bytes a,
+                             folioi_bytes b, uint64_t seed)
 {
-    return htole64(XXH3_64bits(super, offsetof(folioi_superblock, checksum)));
+    folioi_seal seal = {{0}};
+    if (file->keyed) {
+        const unsigned char kind[1] = {(unsigned char)what};
+        const folioi_bytes key = {file->key.byte, sizeof file->key}, all[] = {{kind, 1}, a, b};
+        folioi_keyed_hash(key, all, 3, seal.byte);
+        return seal;
+    }
+    uint64_t sum = XXH3_64bits_withSeed(a.data, a.size, seed);
+    if (what == OF_HEAD) sum = XXH3_64bits_withSeed(b.data, b.size, sum);
+    sum = htole64(sum);
+    memcpy(seal.byte, &sum, sizeof sum);
+    return seal;
 }
 
-static uint64_t epoch_checksum(const folioi_store_file *file, uint64_t epoch)
+/* In the same time for all: what of a forged seal is right cannot be measured. */
+static bool seal_equal(const folioi_seal *a, const folioi_seal *b)
+{
+    unsigned difference = 0;
+    for (size_t i = 0; i < sizeof a->byte; i++) difference |= a->byte[i] ^ b->byte[i];
+    return difference == 0;
+}
+
+/* The key of this file's seals. */
+static void derive_key(folioi_store_file *file, folioi_bytes key)
+{
+    file->keyed = key.size > 0;
+    if (!file->keyed) return;
+    const uint64_t secret[2] = {htole64(file->secret.word[0]), htole64(file->secret.word[1])};
+    const folioi_bytes all[] = {{store_magic, sizeof store_magic}, {secret, sizeof secret}};
+    folioi_keyed_hash(key, all, 2, file->key.byte);
+}
+
+static folioi_seal superblock_seal(const folioi_store_file *file, const folioi_superblock *super)
+{
+    const folioi_bytes all = {super, offsetof(folioi_superblock, seal)};
+    return make_seal(file, OF_SUPERBLOCK, all, (folioi_bytes){NULL, 0}, 0);
+}
+
+static folioi_seal epoch_seal(const folioi_store_file *file, uint64_t epoch)
 {
     uint64_t disk = htole64(epoch);
-    return htole64(XXH3_64bits_withSeed(&disk, sizeof disk, file->hash_key));
+    return make_seal(file, OF_EPOCH, (folioi_bytes){&disk, sizeof disk}, (folioi_bytes){NULL, 0},
+                     file->hash_key);
+}
+
+folioi_key folioi_store_file_digest_key(const folioi_store_file *file)
+{
+    folioi_key key = file->secret;
+    folioi_seal seal =
+        make_seal(file, OF_SECRET, (folioi_bytes){&file->secret, sizeof file->secret},
+                  (folioi_bytes){NULL, 0}, 0);
+    if (file->keyed) memcpy(&key, seal.byte, sizeof key);
+    return key;
 }
 
 folio_status folioi_store_file_save_epoch(folioi_store_file *file, uint64_t epoch)
 {
-    const uint64_t disk[2] = {htole64(epoch), epoch_checksum(file, epoch)};
+    struct {
+        folioi_seal seal;
+        uint64_t epoch;
+    } disk = {epoch_seal(file, epoch), htole64(epoch)};
     file->epoch_saved = false;
-    TRY(folioi_store_file_write(file, disk, sizeof disk, offsetof(folioi_superblock, epoch)));
+    TRY(folioi_store_file_write(file, &disk, sizeof disk, offsetof(folioi_superblock, epoch_seal)));
     file->epoch_saved = true;
     return FOLIO_OK;
 }
@@ -189,6 +251,11 @@ static folio_status check_desc(folioi_store_file *file, const folioi_store_desc 
     size_t model = desc->model == NULL ? 0 : strlen(desc->model);
     REQUIRE(model < STORE_MODEL_BYTES, "the model's name has %zu bytes; the limit is %d", model,
             STORE_MODEL_BYTES - 1);
+    REQUIRE(desc->key.size == 0 ||
+                (desc->key.size >= 16 && desc->key.size <= FOLIOI_KEYED_HASH_MOST_KEY &&
+                 desc->key.data != NULL),
+            "the store's key has %zu bytes, outside [16, %d], or is NULL", desc->key.size,
+            FOLIOI_KEYED_HASH_MOST_KEY);
     REQUIRE(desc->ids_bytes >= 8 && desc->ids_bytes <= MAX_IDS,
             "the store's ids_bytes is %d, outside [8, %d]", desc->ids_bytes, MAX_IDS);
     REQUIRE(desc->num_layer_groups >= 1 && desc->num_layer_groups <= STORE_MAX_GROUPS &&
@@ -249,8 +316,16 @@ static folio_status check_superblock(folioi_store_file *file, const folioi_store
     REQUIRE(there->version == here->version,
             "%s is a store of format version %u; this library reads version %u", path,
             le32toh(there->version), le32toh(here->version));
-    REQUIRE(there->checksum == superblock_checksum(there),
-            "%s is damaged: the checksum of its superblock is wrong", path);
+    bool keyed = there->keyed != 0;
+    REQUIRE(keyed == (desc->key.size > 0), "%s was made %s a store key, here there is %s", path,
+            keyed ? "with" : "without", keyed ? "none" : "one");
+    file->secret = (folioi_key){{le64toh(there->secret[0]), le64toh(there->secret[1])}};
+    derive_key(file, desc->key);
+    folioi_seal seal = superblock_seal(file, there);
+    REQUIRE(seal_equal(&there->seal, &seal),
+            keyed ? "%s was made with another store key, or is damaged"
+                  : "%s is damaged: the checksum of its superblock is wrong",
+            path);
     REQUIRE(memcmp(there->model, here->model, sizeof here->model) == 0,
             "%s was made for the model \"%.255s\", here it is \"%.255s\"", path, there->model,
             here->model);
@@ -266,7 +341,6 @@ static folio_status check_superblock(folioi_store_file *file, const folioi_store
             "%s was made with frames of %lld bytes, here they have %lld", path,
             (long long)le64toh((uint64_t)there->frame_bytes), (long long)file->frame_bytes);
     file->hash_key = le64toh(there->hash_key);
-    file->secret = (folioi_key){{le64toh(there->secret[0]), le64toh(there->secret[1])}};
     REQUIRE(desc->hash_key == 0 || desc->hash_key == file->hash_key,
             "%s was made with another hash key than the one given", path); /* a secret: not shown */
     return FOLIO_OK;
@@ -293,9 +367,11 @@ static folio_status make_file(folioi_store_file *file, const folioi_store_desc *
         TRY(folioi_store_random(&file->secret.word[i]));
         super->secret[i] = htole64(file->secret.word[i]);
     }
-    super->checksum = superblock_checksum(super);
+    derive_key(file, desc->key);
+    super->keyed = htole32(file->keyed ? 1 : 0);
+    super->seal = superblock_seal(file, super);
     super->epoch = htole64(file->epoch);
-    super->epoch_checksum = epoch_checksum(file, file->epoch);
+    super->epoch_seal = epoch_seal(file, file->epoch);
     TRY(folioi_store_file_write(file, super, sizeof *super, 0));
     file->made = file->epoch_saved = true;
     return FOLIO_OK;
@@ -305,7 +381,8 @@ static folio_status make_file(folioi_store_file *file, const folioi_store_desc *
 static folio_status read_epoch(folioi_store_file *file, const folioi_superblock *there)
 {
     file->epoch = le64toh(there->epoch);
-    file->epoch_saved = there->epoch_checksum == epoch_checksum(file, file->epoch);
+    folioi_seal seal = epoch_seal(file, file->epoch);
+    file->epoch_saved = seal_equal(&there->epoch_seal, &seal);
     if (file->epoch_saved) return FOLIO_OK;
     file->epoch_lost = true;
     TRY(folioi_store_random(&file->epoch));
@@ -381,6 +458,7 @@ void folioi_store_file_close(folioi_store_file *file)
 {
     if (file->fd >= 0) file->ops.close(file->ops.user, file->fd); /* unlocks */
     file->fd = -1;
+    explicit_bzero(&file->key, sizeof file->key);
 }
 
 /* ---------------------------------------------------------------------------------- frame heads */
@@ -402,12 +480,24 @@ folioi_frame_info folioi_frame_describe(const folioi_store_file *file, const fol
     };
 }
 
-static uint64_t head_checksum(const folioi_store_file *file, const folioi_frame_header *header,
-                              const char *ids, int64_t ids_bytes)
+static folioi_seal head_seal(const folioi_store_file *file, const folioi_frame_header *header,
+                             const char *ids, int64_t ids_bytes)
 {
-    uint64_t sum =
-        XXH3_64bits_withSeed(header, offsetof(folioi_frame_header, head_checksum), file->hash_key);
-    return htole64(XXH3_64bits_withSeed(ids, (size_t)ids_bytes, sum));
+    const folioi_bytes all = {header, offsetof(folioi_frame_header, seal)};
+    return make_seal(file, OF_HEAD, all, (folioi_bytes){ids, (size_t)ids_bytes}, file->hash_key);
+}
+
+static folioi_seal payload_seal(const folioi_store_file *file, const void *payload, int64_t bytes)
+{
+    const folioi_bytes all = {payload, (size_t)bytes};
+    return make_seal(file, OF_PAYLOAD, all, (folioi_bytes){NULL, 0}, 0);
+}
+
+bool folioi_payload_is(const folioi_store_file *file, const void *payload, int64_t bytes,
+                       const folioi_seal *seal)
+{
+    folioi_seal found = payload_seal(file, payload, bytes);
+    return seal_equal(&found, seal);
 }
 
 void folioi_head_encode(const folioi_store_file *file, int64_t frame, const folioi_frame_info *info,
@@ -428,17 +518,17 @@ void folioi_head_encode(const folioi_store_file *file, int64_t frame, const foli
         .payload_bytes = (int64_t)htole64((uint64_t)info->payload_bytes),
         .geometry = file->geometry[info->group],
         .digest = {htole64(info->digest.word[0]), htole64(info->digest.word[1])},
-        .payload_checksum = htole64(XXH3_64bits(payload, (size_t)info->payload_bytes)),
+        .payload_seal = payload_seal(file, payload, info->payload_bytes),
     };
     memcpy(h.magic, frame_magic, sizeof h.magic);
     memset(head, 0, (size_t)file->head_bytes);
     if (info->ids_bytes > 0) memcpy(head + sizeof h, ids, (size_t)info->ids_bytes);
-    h.head_checksum = head_checksum(file, &h, head + sizeof h, info->ids_bytes);
+    h.seal = head_seal(file, &h, head + sizeof h, info->ids_bytes);
     memcpy(head, &h, sizeof h);
 }
 
 folioi_head_state folioi_head_decode(const folioi_store_file *file, int64_t frame, const char *head,
-                                     folioi_frame_info *info, uint64_t *payload_checksum)
+                                     folioi_frame_info *info, folioi_seal *payload_seal)
 {
     folioi_frame_header h;
     memcpy(&h, head, sizeof h);
@@ -449,16 +539,17 @@ folioi_head_state folioi_head_decode(const folioi_store_file *file, int64_t fram
     int64_t payload_bytes = (int64_t)le64toh((uint64_t)h.payload_bytes);
     uint32_t kind = le32toh(h.kind);
     if (memcmp(h.magic, frame_magic, sizeof h.magic) != 0 ||
-        le32toh(h.version) != STORE_FORMAT_VERSION || ids_bytes < 0 ||
-        ids_bytes > file->ids_bytes || h.head_checksum != head_checksum(file, &h, ids, ids_bytes))
+        le32toh(h.version) != STORE_FORMAT_VERSION || ids_bytes < 0 || ids_bytes > file->ids_bytes)
         return FOLIOI_HEAD_TORN;
+    folioi_seal seal = head_seal(file, &h, ids, ids_bytes);
+    if (!seal_equal(&h.seal, &seal)) return FOLIOI_HEAD_TORN;
     if ((int64_t)le64toh((uint64_t)h.frame) != frame || group < 0 ||
         group >= file->num_layer_groups ||
         memcmp(&h.geometry, &file->geometry[group], sizeof h.geometry) != 0 || payload_bytes < 0 ||
         payload_bytes > file->payload_bytes[group] ||
         (kind != FOLIOI_FRAME_CACHED && kind != FOLIOI_FRAME_SEQUENCE))
         return FOLIOI_HEAD_TORN;
-    *payload_checksum = le64toh(h.payload_checksum);
+    *payload_seal = h.payload_seal;
     *info = (folioi_frame_info){
         .key = {{le64toh(h.key[0]), le64toh(h.key[1])}},
         .parent = {{le64toh(h.parent[0]), le64toh(h.parent[1])}},

@@ -3,22 +3,23 @@
  * writes. What is in memory, and who may touch which frame, is store.c's.
  *
  *   0                 superblock, 4096 bytes; the rest of frame 0 is never written
- *   i * frame_bytes   frame i, from 1:  header (192) | ids | payload, from a multiple of 64
+ *   i * frame_bytes   frame i, from 1:  header (256) | ids | payload, from a multiple of 64
  *
  * Integers are little-endian. A frame lives while its epoch is the superblock's: forget changes
- * that one number. Checksums of heads are seeded with the file's hash key: no other file's frames
- * verify.
+ * that one number. Superblock, epoch, heads and payloads have a seal each: with a key BLAKE2b under it
+ * and the file's secret, else a checksum, which anybody can make. No other file's frames verify.
  */
 #ifndef FOLIOI_STORE_FILE_H
 #define FOLIOI_STORE_FILE_H
 
 #include "core/alloc.h"
 #include "core/hash.h"
+#include "core/keyed_hash.h"
 
 #include <stdbool.h>
 #include <sys/stat.h>
 
-#define STORE_FORMAT_VERSION 1
+#define STORE_FORMAT_VERSION 2
 #define STORE_MAX_GROUPS 32
 #define STORE_MODEL_BYTES 256
 
@@ -50,6 +51,7 @@ typedef struct folioi_store_desc {
     int32_t num_layer_groups; /* entries of geometry, 1..32 */
     const folioi_frame_geometry *geometry;
     uint64_t hash_key;          /* 0: the file's, or a random one for a new file */
+    folioi_bytes key;           /* of seals: 16..64 bytes; size 0: none */
     const folioi_file_ops *ops; /* NULL: the system's */
 } folioi_store_desc;
 
@@ -77,6 +79,11 @@ typedef struct folioi_disk_geometry {
     int64_t payload_bytes;
 } folioi_disk_geometry;
 
+/** Says that bytes are whole and, with a key, that a store with this key wrote them. */
+typedef struct folioi_seal {
+    unsigned char byte[FOLIOI_KEYED_HASH_BYTES];
+} folioi_seal;
+
 typedef struct folioi_superblock {
     char magic[8];
     uint32_t version;
@@ -88,10 +95,12 @@ typedef struct folioi_superblock {
     folioi_disk_geometry geometry[STORE_MAX_GROUPS];
     uint64_t hash_key;
     uint64_t secret[2];
-    uint64_t checksum; /* of all before it */
-    char unused[1968];
-    uint64_t epoch; /* its own checksum: the one part that is written again */
-    uint64_t epoch_checksum;
+    uint32_t keyed;
+    uint32_t zero2;
+    folioi_seal seal; /* of all before it */
+    char unused[1912];
+    folioi_seal epoch_seal; /* with the epoch, the one part that is written again */
+    uint64_t epoch;
 } folioi_superblock;
 
 typedef struct folioi_frame_header {
@@ -111,13 +120,14 @@ typedef struct folioi_frame_header {
     int64_t payload_bytes; /* at most the geometry's */
     folioi_disk_geometry geometry;
     uint64_t digest[2];
-    uint64_t payload_checksum;
-    uint64_t head_checksum; /* of all before it, and the ids */
+    uint64_t zeros[2];
+    folioi_seal payload_seal;
+    folioi_seal seal; /* of all before it, and the ids */
 } folioi_frame_header;
 
 _Static_assert(sizeof(folioi_disk_geometry) == 56, "on disk");
 _Static_assert(sizeof(folioi_superblock) == 4096, "on disk");
-_Static_assert(sizeof(folioi_frame_header) == 192, "on disk");
+_Static_assert(sizeof(folioi_frame_header) == 256, "on disk");
 _Static_assert(sizeof(off_t) == 8, "files may be larger than 2 GiB");
 
 typedef struct folioi_store_file {
@@ -129,8 +139,10 @@ typedef struct folioi_store_file {
     int32_t ids_bytes, num_layer_groups;
     uint64_t hash_key;
     folioi_key secret;
-    uint64_t epoch; /* guarded by the store's lock */
-    bool made;      /* by this open */
+    bool keyed;
+    folioi_seal key; /* of this file's seals: the caller's key and the secret */
+    uint64_t epoch;  /* guarded by the store's lock */
+    bool made;       /* by this open */
     bool epoch_saved;
     bool epoch_lost; /* it did not verify: everything is forgotten */
     int64_t payload_bytes[STORE_MAX_GROUPS];
@@ -163,10 +175,15 @@ int64_t folioi_store_file_read(folioi_store_file *file, void *data, int64_t n, i
 folio_status folioi_store_file_write(folioi_store_file *file, const void *data, int64_t n,
                                      int64_t at);
 
+/** n zeros from byte `at` on. */
+folio_status folioi_store_file_clear(folioi_store_file *file, int64_t n, int64_t at);
+
 /** A frame's header written as zeros; false when that failed. Leaves folio_last_error alone. */
 bool folioi_store_file_wipe(folioi_store_file *file, int64_t frame);
 
 folio_status folioi_store_random(uint64_t *out); /* never 0 */
+/** What digests are made under. With a key, who reads the file does not know it. */
+folioi_key folioi_store_file_digest_key(const folioi_store_file *file);
 /** The epoch put into the superblock; epoch_saved says whether it is there. */
 folio_status folioi_store_file_save_epoch(folioi_store_file *file, uint64_t epoch);
 
@@ -177,7 +194,10 @@ void folioi_head_encode(const folioi_store_file *file, int64_t frame, const foli
                         const void *ids, const void *payload, char *head);
 /** Of head[head_bytes] as it was read, missing bytes zero; only a WHOLE one sets the outputs. */
 folioi_head_state folioi_head_decode(const folioi_store_file *file, int64_t frame, const char *head,
-                                     folioi_frame_info *info, uint64_t *payload_checksum);
+                                     folioi_frame_info *info, folioi_seal *payload_seal);
+/** Is it the payload that its head was made for? */
+bool folioi_payload_is(const folioi_store_file *file, const void *payload, int64_t bytes,
+                       const folioi_seal *seal);
 
 static inline int64_t frame_offset(const folioi_store_file *file, int64_t frame)
 {

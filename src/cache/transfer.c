@@ -54,6 +54,7 @@ static folio_status load_frame(folio_pool *pool, folioi_move *move)
     folioi_frames *f = &pool->frames;
     folio_block_pair up[1] = {{f->staging, move->device}};
     TRY(folioi_mover_wait(pool));
+    pool->mover.staged = true;
     TRY(folioi_store_get(pool->store, &move->id, frames_at(f, f->staging),
                          f->geometry[move->table].payload_bytes, &move->ok));
     if (!move->ok) return FOLIO_OK;
@@ -67,6 +68,7 @@ static folio_status store_frame(folio_pool *pool, folioi_move *move)
     /* only this thread puts: what is there now is still there when it does */
     bool there = folioi_store_has(pool->store, &move->id);
     folio_block_pair down[1] = {{move->device, frame}};
+    if (move->kind == MOVE_STORE) pool->mover.staged = true;
     if (move->kind == MOVE_STORE)
         TRY(copy_frames(pool, pool->cache[move->table], f->cache[move->table], down, 1));
     TRY(folioi_mover_wait(pool));
@@ -120,6 +122,7 @@ static void *mover_main(void *arg)
         if (t == NULL) break; /* what was queued is finished before the end */
         pthread_mutex_unlock(&pool->lock);
         folio_status status = run_steps(t);
+        if (pool_wipes_freed(pool)) (void)folioi_pool_wipe_staging(pool);
         pool_lock(pool);
         t->status = status;
         if (status != FOLIO_OK) snprintf(t->text, sizeof t->text, "%s", folio_last_error());
@@ -127,6 +130,10 @@ static void *mover_main(void *arg)
         if (m->first == NULL) m->last = NULL;
         if (t->sequence != NULL) t->sequence->transfer = NULL;
         t->finish(t);
+        if (pool_fills_freed(pool)) {
+            (void)folioi_pool_unlock(pool, FOLIO_OK);
+            pool_lock(pool);
+        }
         t->done = true;
         drop(t);
         pthread_cond_broadcast(&m->ended);

@@ -16,6 +16,7 @@ struct folio_context {
     int32_t num_threads;
     const char *level, *device;
     void *device_state; /* of a backend on a device */
+    bool poison;        /* FOLIO_DEBUG=poison: pools fill fresh and freed blocks with NaN */
 };
 
 #endif

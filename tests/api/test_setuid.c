@@ -41,9 +41,12 @@ TEST(setuid, a_program_with_raised_privileges_trusts_neither_environment_nor_fol
         CHECK_MSG(!lrig_loads(&rig, &run), "%s loads it", variables[i]);
         SAYS(&rig, "info cuda: the CUDA backend's library was not found (libfolio_cuda.so, built");
     }
-    run.variable = "FOLIO_CPU=no_such_level";
-    CHECK(!lrig_loads(&rig, &run));
-    SAYS(&rig, "context cpu: ");
+    static const char *const wrong[] = {"FOLIO_CPU=no_such_level", "FOLIO_DEBUG=no_such_word"};
+    for (int i = 0; i < COUNT_OF(wrong); i++) {
+        run.variable = wrong[i];
+        CHECK(!lrig_loads(&rig, &run));
+        SAYS(&rig, "context cpu: ");
+    }
 
     /* Its own word counts, and without the rights so does its user's: the decoy can leave its mark. */
     run.asks = "path=%s/stranger/libfolio_cuda.so context:cuda";

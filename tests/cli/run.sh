@@ -56,6 +56,9 @@ for cap in sse9 SCALAR 'scalar ' double; do
         check "info with a wrong FOLIO_CPU prints nothing on stdout" test ! -s out
     done
 done
+FOLIO_DEBUG=poison expect 0 out '^FOLIO_DEBUG is poison$' info
+FOLIO_DEBUG=poisn expect 1 err '^folio info: FOLIO_DEBUG: "poisn" is unknown; there is poison$' info
+check "info with a wrong FOLIO_DEBUG prints nothing on stdout" test ! -s out
 expect 0 out '^| feature | what it is | .*cpu | reference |$' info --features
 check "rows of the feature table have equal columns" \
     test "$(sed 's/\\|//g' out | awk -F'|' '{ print NF }' | sort -u | wc -l)" -eq 1

@@ -82,14 +82,14 @@ bool fuzz_pool_open(fuzz_world *w)
     for (int g = 0; g < c->num_layer_groups; g++)
         groups[g] = (folio_layer_group){.window = c->window[g], .cache = w->caches[g]};
     bool listen = c->hash_bits == 0; /* else hashes do not tell blocks apart */
-    folio_pool_desc desc =
-        FOLIO_WITH(folio_pool_desc, .num_blocks = c->num_blocks, .block_size = c->block_size,
-                   .num_layer_groups = c->num_layer_groups, .layer_groups = groups,
-                   .cross_cache = w->caches[ENCODER], .watermark = c->num_blocks / 10,
-                   .flags = c->check ? FOLIO_POOL_CHECK : 0, .on_event = listen ? on_event : NULL,
-                   .event_user = w, .host_blocks = c->host_blocks,
-                   .store_path = c->frames > 0 ? w->store : NULL,
-                   .store_bytes = c->frames > 0 ? store_bytes(w) : 0);
+    folio_pool_desc desc = FOLIO_WITH(
+        folio_pool_desc, .num_blocks = c->num_blocks, .block_size = c->block_size,
+        .num_layer_groups = c->num_layer_groups, .layer_groups = groups,
+        .cross_cache = w->caches[ENCODER], .watermark = c->num_blocks / 10,
+        .flags = c->check ? FOLIO_POOL_CHECK : 0, .on_event = listen ? on_event : NULL,
+        .event_user = w, .host_blocks = c->host_blocks,
+        .store_path = c->frames > 0 ? w->store : NULL,
+        .store_bytes = c->frames > 0 ? store_bytes(w) : 0, .wipe = (folio_wipe)(w->seed / 2 % 4));
     memset(w->known, 0, KNOWN * sizeof *w->known);
     memset(w->num_known, 0, sizeof w->num_known);
     w->pool = NULL;

@@ -16,6 +16,14 @@ const gen_geometry gen_translating = {.backend = "cpu",
                                       .kv_dtype = FOLIO_BF16,
                                       .num_layer_groups = 1,
                                       .encoder = true};
+const gen_geometry gen_quantised = {
+    .backend = "cpu", .block_size = 16, .kv_dtype = FOLIO_INT8, .num_layer_groups = 1};
+const gen_geometry gen_over_each_other = {.backend = "reference",
+                                          .block_size = 4,
+                                          .kv_dtype = FOLIO_F32,
+                                          .num_layer_groups = 2,
+                                          .window = 9,
+                                          .one_memory = true};
 const gen_geometry gen_latent = {.backend = "cpu",
                                  .block_size = 4,
                                  .kv_dtype = FOLIO_INT8,

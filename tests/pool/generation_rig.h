@@ -37,7 +37,8 @@ typedef struct gen_geometry {
 
 /* On the cpu in blocks of 4: one group in F32; two in INT8, one with a window of 9; BF16 and an encoder; and INT8
  * without V. */
-extern const gen_geometry gen_small, gen_windowed, gen_translating, gen_latent;
+extern const gen_geometry gen_small, gen_windowed, gen_translating, gen_quantised,
+    gen_over_each_other, gen_latent;
 
 /* A context and the attentions; several pools, one after another or at once, may use it. */
 typedef struct gen_model {

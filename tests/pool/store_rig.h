@@ -13,8 +13,9 @@
 #define SEQUENCE FOLIOI_FRAME_SEQUENCE
 
 #define SRIG_GROUPS 3
-#define SRIG_IDS 16 /* ids of a block */
-#define SRIG_MAX_PAYLOAD 3800
+#define SRIG_IDS 16   /* ids of a block */
+#define SRIG_HEAD 320 /* bytes of a frame before its payload */
+#define SRIG_MAX_PAYLOAD (4096 - SRIG_HEAD)
 
 /* A store to be: desc and what it points to. Frames have 4096 bytes. Never moved once made. */
 typedef struct {

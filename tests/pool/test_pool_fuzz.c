@@ -5,6 +5,7 @@
  * tokens up to it, group, layer) and is compared whenever a sequence is looked at. Events are
  * replayed and must name what each tier has.
  */
+#include "cache/pool.h"
 #include "pool/fuzz_world.h"
 
 #include <fcntl.h>
@@ -468,12 +469,12 @@ static void match(fuzz *f, shadow *s)
 static void compute(fuzz *f, shadow *s)
 {
     folio_pool *pool = f->w->pool;
-    if (draw(f, 2) || !alone(f)) FUZZ_OK(folio_pool_run_copies(pool, NULL));
-    for (int g = 0; g < f->w->c.num_layer_groups; g++) { /* by hand, a few at a time */
+    bool by_hand = alone(f) && !pool_fills_freed(pool);
+    if (draw(f, 2) || !by_hand) FUZZ_OK(folio_pool_run_copies(pool, NULL));
+    for (int g = 0; g < f->w->c.num_layer_groups && by_hand; g++) { /* a few at a time */
         int64_t n = 0;
         folio_block_pair pairs[4];
         do {
-            if (!alone(f)) break;
             FUZZ_OK(folio_pool_take_copies(pool, g, 1 + draw(f, 3), pairs, &n));
             FUZZ_OK(folio_kv_cache_copy_blocks(f->w->caches[g], f->w->caches[g], pairs, n, NULL));
         } while (n > 0);

@@ -289,7 +289,7 @@ STORE_TEST(store, another_model_or_geometry_is_refused, 4)
     *g = was, strcpy(g->layout_id, "rows of nineteen ch");
     check_refused(rig, &rig->desc, "group 1|layout \"rows\", here it is \"rows of nineteen ch\"");
     *g = was, g->payload_bytes--;
-    check_refused(rig, &rig->desc, "group 1|blocks of 3800 bytes, here they have 3799");
+    check_refused(rig, &rig->desc, "group 1|blocks of 3776 bytes, here they have 3775");
     *g = was;
     rig->desc.hash_key = key; /* the file's own */
     CHECK_OK(srig_open(rig));
@@ -347,10 +347,10 @@ STORE_TEST(store, another_version_is_refused, 4)
     srig_close(rig);
     int64_t size;
     unsigned char *bytes = srig_read_file(rig->path, &size);
-    bytes[8] = 2;
-    srig_write_file(rig->path, bytes, size);
-    check_refused(rig, &rig->desc, "format version 2; this library reads version 1");
     bytes[8] = 1;
+    srig_write_file(rig->path, bytes, size);
+    check_refused(rig, &rig->desc, "format version 1; this library reads version 2");
+    bytes[8] = 2;
     bytes[40] ^= 1; /* of the model's name */
     srig_write_file(rig->path, bytes, size);
     check_refused(rig, &rig->desc, "is damaged|checksum");
@@ -455,7 +455,7 @@ static uint64_t little_endian(const unsigned char *bytes, int n)
     return x;
 }
 
-/* Files outlive libraries: the places of version 1, written out. */
+/* Files outlive libraries: the places of version 2, written out. */
 NEW_STORE_TEST(store, the_format_is_as_it_was, 4)
 {
     rig->desc.hash_key = 0x0123456789ABCDEF;
@@ -467,9 +467,9 @@ NEW_STORE_TEST(store, the_format_is_as_it_was, 4)
     CHECK(stat(rig->path, &st) == 0 && (st.st_mode & 0777) == 0600);
     int64_t size;
     unsigned char *bytes = srig_read_file(rig->path, &size);
-    CHECK_INT(size, 2 * 4096 + 256 + 3800);
+    CHECK_INT(size, 2 * 4096 + SRIG_HEAD + SRIG_MAX_PAYLOAD);
     CHECK(memcmp(bytes, "FolioKV\n", 8) == 0);
-    CHECK_INT(little_endian(bytes + 8, 4), 1);     /* version */
+    CHECK_INT(little_endian(bytes + 8, 4), 2);     /* version */
     CHECK_INT(little_endian(bytes + 12, 4), 3);    /* groups */
     CHECK_INT(little_endian(bytes + 16, 8), 4096); /* a frame's bytes */
     CHECK_INT(little_endian(bytes + 24, 4), 64);   /* its ids' */
@@ -478,33 +478,34 @@ NEW_STORE_TEST(store, the_format_is_as_it_was, 4)
     const uint64_t numbers[] = {3, 16, 4, 64, 32, 1, 1};
     for (int i = 0; i < 7; i++) CHECK_INT(little_endian(g1 + 4 * i, 4), numbers[i]);
     CHECK(strcmp((const char *)g1 + 28, "rows") == 0);
-    CHECK_INT(little_endian(g1 + 48, 8), 3800);
+    CHECK_INT(little_endian(g1 + 48, 8), SRIG_MAX_PAYLOAD);
     CHECK(little_endian(bytes + 2080, 8) == 0x0123456789ABCDEF);
-    CHECK(little_endian(bytes + 2104, 8) == XXH3_64bits(bytes, 2104)); /* after the secret */
+    CHECK_INT(little_endian(bytes + 2104, 4), 0); /* no key; after the secret */
+    CHECK(little_endian(bytes + 2112, 8) == XXH3_64bits(bytes, 2112));
 
     srig_block b;
     srig_block_make(&b, 3, 1, SEQUENCE, 0);
     const unsigned char *f = bytes + 2 * 4096;
     CHECK(memcmp(f, "FolioFr\n", 8) == 0);
-    CHECK_INT(little_endian(f + 8, 4), 1);       /* version */
+    CHECK_INT(little_endian(f + 8, 4), 2);       /* version */
     CHECK_INT(little_endian(f + 12, 4), 2);      /* kind */
     CHECK_INT(little_endian(f + 16, 8), 2);      /* frame */
-    CHECK(memcmp(f + 24, bytes + 4080, 8) == 0); /* epoch */
+    CHECK(memcmp(f + 24, bytes + 4088, 8) == 0); /* epoch */
     CHECK_INT(little_endian(f + 32, 8), 2);      /* stamp */
     CHECK(little_endian(f + 40, 8) == b.id.key.word[0]);
     CHECK(little_endian(f + 48, 8) == b.id.key.word[1]);
     CHECK(little_endian(f + 56, 8) == b.id.parent.word[0]);
     CHECK(little_endian(f + 64, 8) == b.id.parent.word[1]);
     CHECK(little_endian(f + 72, 8) == b.id.salt);
-    CHECK_INT(little_endian(f + 80, 4), 1);    /* group */
-    CHECK_INT(little_endian(f + 84, 4), 8);    /* bytes of its ids */
-    CHECK_INT(little_endian(f + 88, 4), 1);    /* hashed */
-    CHECK_INT(little_endian(f + 96, 8), 3800); /* bytes of its payload */
+    CHECK_INT(little_endian(f + 80, 4), 1);                /* group */
+    CHECK_INT(little_endian(f + 84, 4), 8);                /* bytes of its ids */
+    CHECK_INT(little_endian(f + 88, 4), 1);                /* hashed */
+    CHECK_INT(little_endian(f + 96, 8), SRIG_MAX_PAYLOAD); /* bytes of its payload */
     CHECK(memcmp(f + 104, g1, 56) == 0);
-    CHECK(little_endian(f + 176, 8) == XXH3_64bits(b.payload, 3800));
-    uint64_t seed = XXH3_64bits_withSeed(f, 184, 0x0123456789ABCDEF);
-    CHECK(little_endian(f + 184, 8) == XXH3_64bits_withSeed(b.ids, 8, seed));
-    CHECK(memcmp(f + 192, b.ids, 8) == 0);
-    CHECK(memcmp(f + 256, b.payload, 3800) == 0);
+    CHECK(little_endian(f + 192, 8) == XXH3_64bits(b.payload, SRIG_MAX_PAYLOAD));
+    uint64_t seed = XXH3_64bits_withSeed(f, 224, 0x0123456789ABCDEF);
+    CHECK(little_endian(f + 224, 8) == XXH3_64bits_withSeed(b.ids, 8, seed));
+    CHECK(memcmp(f + 256, b.ids, 8) == 0);
+    CHECK(memcmp(f + SRIG_HEAD, b.payload, SRIG_MAX_PAYLOAD) == 0);
     free(bytes);
 }

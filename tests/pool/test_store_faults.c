@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #define FRAME 4096
-#define HEAD 256 /* header and ids */
+#define HEAD SRIG_HEAD /* header and ids */
 
 /* Opened with these faults from the first call on. */
 static folio_status open_faulty(store_rig *rig, srig_faults *faults)
@@ -239,7 +239,7 @@ NEW_STORE_TEST(store_faults, a_forget_that_cannot_be_written, 6)
         REQUIRE_TEST(open_faulty(rig, &faults) == FOLIO_OK);
         for (uint64_t n = 0; n < 3; n++) CHECK_OK(PUT(n));
         faults.fail_write = faults.writes + 1;
-        REFUSED(folioi_store_forget(rig->store), FOLIO_ERR_IO, "at byte 4080|Input/output");
+        REFUSED(folioi_store_forget(rig->store), FOLIO_ERR_IO, "at byte 4056|Input/output");
         CHECK_INT(srig_stats(rig).used, 0);
         for (uint64_t n = 0; n < 3; n++) CHECK_INT(GET(n), 0);
         if (!for_good) CHECK_OK(PUT(9));
@@ -482,21 +482,22 @@ NEW_STORE_TEST(store_faults, a_flipped_bit_in_the_superblock, 4)
     make_file(rig, 2);
     int64_t size, after_size;
     unsigned char *whole = srig_read_file(rig->path, &size);
-    for (int64_t at = 0; at < 4096; at += at < 2112 || at >= 4080 ? 1 : 48) { /* 2112 + 41 * 48 */
+    for (int64_t at = 0; at < 4096; at += at < 2144 || at >= 4056 ? 1 : 8) {
         srig_write_file(rig->path, whole, size);
         flip(rig->path, at, (int)(at % 8));
         unsigned char *before = srig_read_file(rig->path, &after_size);
         folio_status status = srig_open(rig);
-        if (at < 2112) {
+        if (at < 2144) {
             CHECK_MSG(status == FOLIO_ERR_ARGUMENT && rig->store == NULL, "byte %d", (int)at);
-            CHECK(strstr(folio_last_error(), at < 8    ? "not a store"
-                                             : at < 12 ? "format version"
-                                                       : "is damaged") != NULL);
+            CHECK(strstr(folio_last_error(), at < 8               ? "not a store"
+                                             : at < 12            ? "format version"
+                                             : at / 4 == 2104 / 4 ? "with a store key"
+                                                                  : "is damaged") != NULL);
             unsigned char *after = srig_read_file(rig->path, &after_size);
             CHECK(after_size == size && memcmp(before, after, (size_t)size) == 0);
             free(after);
         } else {
-            bool epoch = at >= 4080;
+            bool epoch = at >= 4056;
             REQUIRE_TEST(status == FOLIO_OK);
             CHECK_INT(srig_stats(rig).warnings, epoch);
             CHECK_INT(srig_stats(rig).used, epoch ? 0 : 2);
@@ -579,7 +580,7 @@ NEW_STORE_TEST(store_faults, a_head_that_verifies_must_make_sense, 4)
         int64_t at;
         uint32_t value;
     } changes[] = {
-        {8, 2},                                                      /* version */
+        {8, 3},                                                      /* version */
         {12, 0},   {12, 3},                                          /* kind */
         {16, 0},   {16, 2},                                          /* frame */
         {80, 1},   {80, 3},          {80, 0x80000000u},              /* group */
@@ -588,15 +589,15 @@ NEW_STORE_TEST(store_faults, a_head_that_verifies_must_make_sense, 4)
         {104, 9},  {128, 9},         {132, 9},           {152, 701}, /* geometry */
     };
     for (int i = -1; i < COUNT_OF(changes); i++) {
-        unsigned char was[192];
+        unsigned char was[256];
         memcpy(was, f, sizeof was);
         if (i >= 0) set32(f + changes[i].at, changes[i].value);
         uint32_t ids_bytes = i >= 0 && changes[i].at == 84 ? changes[i].value : 64;
         if (ids_bytes > 600) ids_bytes = 64; /* checked before it is read */
-        uint64_t seed = XXH3_64bits_withSeed(f, 184, key);
-        uint64_t sum = XXH3_64bits_withSeed(f + 192, ids_bytes, seed);
-        set32(f + 184, (uint32_t)sum);
-        set32(f + 188, (uint32_t)(sum >> 32));
+        uint64_t seed = XXH3_64bits_withSeed(f, 224, key);
+        uint64_t sum = XXH3_64bits_withSeed(f + 256, ids_bytes, seed);
+        set32(f + 224, (uint32_t)sum);
+        set32(f + 228, (uint32_t)(sum >> 32));
         srig_write_file(rig->path, whole, size);
         CHECK_OK(srig_open(rig));
         CHECK_MSG(srig_stats(rig).warnings == (i >= 0) && GET(0) == (i < 0) && GET(1) == 1,
@@ -644,7 +645,7 @@ NEW_STORE_TEST(store_faults, a_file_cut_off_anywhere, 6)
         check_cut(rig, cut, size);
     }
     for (int64_t frame = 0; frame <= 4; frame++) {
-        const int64_t odd[] = {1,        7,    8,        191,        192,        193,
+        const int64_t odd[] = {1,        7,    8,        255,        256,        257,
                                HEAD - 1, HEAD, HEAD + 1, HEAD + 699, HEAD + 700, FRAME - 1};
         for (int i = 0; i < COUNT_OF(odd); i++) {
             int64_t cut = frame * FRAME + odd[i];

@@ -11,8 +11,6 @@
 
 static const gen_geometry windowed = {
     .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_BF16, .num_layer_groups = 2, .window = 9};
-static const gen_geometry quantised = {
-    .backend = "cpu", .block_size = 16, .kv_dtype = FOLIO_INT8, .num_layer_groups = 1};
 static const gen_geometry translating = {.backend = "reference",
                                          .block_size = 4,
                                          .kv_dtype = FOLIO_F32,
@@ -24,7 +22,7 @@ static const gen_geometry packed_latent = {.backend = "cpu",
                                            .kv_dtype = FOLIO_BF16,
                                            .num_layer_groups = 1,
                                            .v_in_k = true};
-static const gen_geometry *const geometries[] = {&gen_small,   &windowed,   &quantised,
+static const gen_geometry *const geometries[] = {&gen_small,   &windowed,   &gen_quantised,
                                                  &translating, &gen_latent, &packed_latent};
 
 static void wait_and_forget(folio_transfer *t)

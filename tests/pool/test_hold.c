@@ -1,0 +1,166 @@
+/*
+ * test_hold.c: how long one call may hold a pool's lock: the blocks that it visits are bounded, whatever the prompt, the
+ * sequence's length and the keys are.
+ */
+#include "cache/pool.h"
+#include "pool/pool_rig.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+enum { LONG = 100000, BLOCKS = LONG + 16 };
+
+static int32_t *counting(int64_t n)
+{
+    int32_t *ids = malloc((size_t)n * sizeof *ids);
+    if (ids == NULL) abort();
+    for (int64_t i = 0; i < n; i++) ids[i] = (int32_t)i;
+    return ids;
+}
+
+static void ignore(void *user, const folio_cache_event *event) { (void)user, (void)event; }
+
+/* A prefix that is longer than a match may be: its beginning. */
+POOL_TEST(hold, a_match_ends, .num_blocks = BLOCKS, .block_size = 1, .on_event = ignore)
+{
+    int32_t *ids = counting(LONG);
+    folio_sequence *s = pool_sequence(pool, 0), *again = pool_sequence(pool, 0);
+    pool_grow(s, ids, LONG);
+    CHECK_INT(pool_stats(pool).num_entries, LONG);
+    folio_tokens tokens = pool_tokens(ids, LONG);
+    int64_t matched = 0;
+    CHECK_OK(folio_sequence_match(again, &tokens, &matched, NULL));
+    CHECK_INT(matched, 65536);
+    CHECK_OK(folio_pool_check(pool));
+    folio_sequence_destroy(s);
+    CHECK_INT(pool_stats(pool).num_used, 65536);
+    folio_sequence_destroy(again);
+    CHECK_INT(pool_stats(pool).num_cached, LONG);
+    free(ids);
+}
+
+/* ---------------------------------------------------------------------- other threads in between */
+
+typedef struct {
+    folio_pool *pool;
+    atomic_bool begun, quit;
+    bool seen_entries, seen_used; /* neither none nor all */
+} watcher;
+
+static void *watch(void *arg)
+{
+    watcher *w = arg;
+    while (!atomic_load(&w->quit)) {
+        folio_pool_stats s = pool_stats(w->pool);
+        atomic_store(&w->begun, true);
+        w->seen_entries |= s.num_entries > 0 && s.num_entries < LONG;
+        w->seen_used |= s.num_used > 0 && s.num_used < LONG;
+    }
+    return NULL;
+}
+
+/* Long calls let others see the middle of them. Repeated: the other thread may not get a processor during a call. */
+POOL_TEST(hold, long_calls_let_others_in, .num_blocks = BLOCKS, .block_size = 1, .on_event = ignore)
+{
+    int32_t *ids = counting(LONG);
+    bool commit = false, gone[3] = {false};
+    for (int round = 0; round < 300 && !(commit && gone[0] && gone[1] && gone[2]); round++) {
+        watcher w = {.pool = pool};
+        pthread_t thread;
+        int how = round % 3;
+        folio_sequence *s = pool_sequence(pool, 0);
+        CHECK_OK(folio_sequence_reserve(s, LONG, 0, NULL));
+        REQUIRE_TEST(pthread_create(&thread, NULL, watch, &w) == 0);
+        while (!atomic_load(&w.begun)) sched_yield();
+        folio_tokens tokens = pool_tokens(ids, LONG);
+        CHECK_OK(folio_sequence_commit(s, &tokens));
+        CHECK_INT(pool_stats(pool).num_entries, LONG);
+        if (how == 0) CHECK_OK(folio_sequence_truncate(s, 0));
+        if (how == 1) CHECK_OK(folio_sequence_preempt(s, FOLIO_PREEMPT_RECOMPUTE, NULL, NULL));
+        folio_sequence_destroy(s);
+        CHECK_INT(pool_stats(pool).num_cached, LONG);
+        atomic_store(&w.quit, true);
+        pthread_join(thread, NULL);
+        commit |= w.seen_entries;
+        gone[how] |= w.seen_used;
+        CHECK_OK(folio_pool_forget(pool));
+    }
+    CHECK(commit);
+    for (int how = 0; how < 3; how++) CHECK_MSG(gone[how], "call %d", how);
+    free(ids);
+}
+
+/* A forget that comes in the middle of a commit: nothing from before it is found after it. */
+static void *forget_often(void *arg)
+{
+    watcher *w = arg;
+    while (!atomic_load(&w->quit)) {
+        CHECK_OK(folio_pool_forget(w->pool));
+        atomic_store(&w->begun, true);
+    }
+    return NULL;
+}
+
+POOL_TEST(hold, a_forget_in_the_middle_of_a_commit, .num_blocks = BLOCKS, .block_size = 1,
+          .on_event = ignore)
+{
+    int32_t *ids = counting(LONG);
+    for (int round = 0; round < 10; round++) {
+        watcher w = {.pool = pool};
+        pthread_t thread;
+        folio_sequence *s = pool_sequence(pool, 0);
+        CHECK_OK(folio_sequence_reserve(s, LONG, 0, NULL));
+        REQUIRE_TEST(pthread_create(&thread, NULL, forget_often, &w) == 0);
+        while (!atomic_load(&w.begun)) sched_yield();
+        folio_tokens tokens = pool_tokens(ids, LONG);
+        CHECK_OK(folio_sequence_commit(s, &tokens));
+        atomic_store(&w.quit, true);
+        pthread_join(thread, NULL);
+        CHECK_OK(folio_pool_check(pool));
+        CHECK_OK(folio_pool_forget(pool));
+        CHECK_INT(pool_matches(pool, 0, ids, LONG), 0);
+        folio_sequence_destroy(s);
+        CHECK_INT(pool_stats(pool).num_free, BLOCKS);
+        CHECK_INT(pool_stats(pool).num_entries, 0);
+    }
+    free(ids);
+}
+
+/* ------------------------------------------------------------------------------- keys that collide */
+
+/* With one bit a key there are two chains: they take 64 blocks, the others are not cached, and all goes on. */
+POOL_TEST(hold, a_chain_is_bounded, .num_blocks = 512, .block_size = 2, .flags = FOLIO_POOL_CHECK,
+          .on_event = ignore)
+{
+    folioi_pool_set_hash_bits(pool, 1);
+    folio_sequence *s[100];
+    int64_t found = 0;
+    for (int i = 0; i < COUNT_OF(s); i++) {
+        const int32_t ids[6] = {3 * i, 1, 3 * i + 1, 1, 3 * i + 2, 1};
+        s[i] = pool_sequence(pool, 0);
+        pool_grow(s[i], ids, 6);
+        CHECK_INT(pool_info(s[i]).committed_len, 6);
+    }
+    int64_t entries = pool_stats(pool).num_entries;
+    CHECK_MSG(entries >= 32 && entries <= 64, "%lld entries", (long long)entries);
+    for (int i = 0; i < COUNT_OF(s); i++) {
+        const int32_t ids[6] = {3 * i, 1, 3 * i + 1, 1, 3 * i + 2, 1};
+        found += pool_matches(pool, 0, ids, 6) / 2;
+    }
+    CHECK_INT(found, entries);
+    /* One that did not enter is extended, forked and goes. */
+    folio_sequence *fork = pool_fork(s[99]);
+    const int32_t ids[8] = {297, 1, 298, 1, 299, 1, 5, 5};
+    pool_grow(s[99], ids, 8);
+    pool_grow(fork, ids, 8);
+    folio_sequence_destroy(fork);
+    for (int i = 0; i < COUNT_OF(s); i++) folio_sequence_destroy(s[i]);
+    CHECK_INT(pool_stats(pool).num_cached, entries);
+    /* Where others left, there is room again. */
+    CHECK_OK(folio_pool_forget(pool));
+    folio_sequence *later = pool_sequence(pool, 0);
+    pool_grow(later, ids, 8);
+    CHECK_INT(pool_stats(pool).num_entries, 4);
+    folio_sequence_destroy(later);
+}

@@ -1,0 +1,274 @@
+/*
+ * test_store_key.c: a store with a key: what somebody who can read and write the file, and has this library, cannot do
+ * without the key. What he can: damage frames, which are misses, and put older ones of the same file back.
+ */
+#include "core/hash.h"
+#include "core/keyed_hash.h"
+#include "pool/generation_rig.h"
+#include "pool/store_rig.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+static const unsigned char key_bytes[64] = {
+    0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
+    22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43,
+    44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63};
+static const folioi_bytes key = {key_bytes, 32}, other_key = {key_bytes + 1, 32};
+
+/* Hashes that Python's hashlib.blake2b gives. */
+TEST(store_key, the_hash_is_blake2b)
+{
+    static const char *const expected[] = {
+        "2fa9fbd9be36437de204e139e97d402bce68c828f43391608c891b5faed8a98a",
+        "addc17c2281d2013f38522fd8d96d3e0ed6bea3f5785729b500f4ba444321185"};
+    unsigned char text[300], out[32];
+    for (int i = 0; i < 300; i++) text[i] = (unsigned char)i;
+    for (int c = 0; c < 2; c++) {
+        const folioi_bytes k = {key_bytes, c == 0 ? 64 : 16};
+        const folioi_bytes pieces[] = {{text, c * 7}, {text + 7, 0}, {text + 7, c * 293}};
+        char hex[65] = "";
+        folioi_keyed_hash(k, pieces, 3, out);
+        for (int i = 0; i < 32; i++) snprintf(hex + 2 * i, 3, "%02x", out[i]);
+        CHECK_MSG(strcmp(hex, expected[c]) == 0, "case %d: %s", c, hex);
+    }
+}
+
+/* -------------------------------------------------------------------------------- forged frames */
+
+enum { FORGED = 36 };
+
+static void set_sum(unsigned char *at, uint64_t sum)
+{
+    memset(at, 0, 32);
+    for (int i = 0; i < 8; i++) at[i] = (unsigned char)(sum >> 8 * i);
+}
+
+/* The superblock as that of a store without a key, with all its numbers. */
+static void take_key_away(unsigned char *file)
+{
+    uint64_t hash_key;
+    memcpy(&hash_key, file + 2080, 8);
+    file[2104] = 0;
+    set_sum(file + 2112, XXH3_64bits(file, 2112));
+    set_sum(file + 4056, XXH3_64bits_withSeed(file + 4088, 8, hash_key));
+}
+
+/* A number of K of the sequence's first token. */
+static float some_k(gen_world *w, const folio_sequence *s)
+{
+    float k[64] = {0};
+    int64_t n = 0, slot;
+    const int32_t *table = NULL;
+    CHECK_OK(folio_sequence_get_table(s, 0, &table, &n));
+    slot = table[0];
+    folio_kv_gather gather =
+        FOLIO_WITH(folio_kv_gather, .k = {.data = k, .dtype = FOLIO_F32, .tokens = 1},
+                   .slots = &slot, .num_slots = 1);
+    CHECK_OK(folio_kv_cache_gather(w->p.caches[0], 0, &gather, NULL));
+    return k[5];
+}
+
+/* A copy of the file gets frames of the request's prompt, with K that was changed; the frames go into the file. */
+static float forge(gen_world *w)
+{
+    char path[280];
+    int64_t size = 0, forged_size = 0;
+    snprintf(path, sizeof path, "%s.copy", w->store);
+    unsigned char *file = srig_read_file(w->store, &size);
+    if (file[2104] != 0) take_key_away(file);
+    srig_write_file(path, file, 4096);
+    folio_pool_desc desc = gen_world_desc(w, 64, 0, 60);
+    desc.store_path = path;
+    CHECK(gen_pool_open(&w->p, &w->m, &desc, NULL));
+    folio_sequence *s = gen_filled(w, &w->r[0], FORGED);
+    float right = some_k(w, s), forged_k;
+    int64_t n = 0;
+    const int32_t *table = NULL;
+    CHECK_OK(folio_sequence_get_table(s, 0, &table, &n));
+    for (int64_t i = 0; i < n; i++) gen_nudge(&w->p, 0, table[i]);
+    forged_k = some_k(w, s);
+    CHECK(forged_k != right);
+    folio_sequence_destroy(s);
+    CHECK_INT(gen_lower(w, FOLIO_TIER_DISK, 60), FORGED);
+    gen_pool_close(&w->p);
+    unsigned char *forged = srig_read_file(path, &forged_size);
+    free(file);
+    file = srig_read_file(w->store, &size);
+    memcpy(forged, file, 4096);
+    srig_write_file(w->store, forged, forged_size);
+    free(forged);
+    free(file);
+    unlink(path);
+    return forged_k;
+}
+
+/* How many of 36 tokens, each a block, a pool finds in a file with 36 forged frames; *wrong: with the forged K. */
+static int64_t attack(bool keyed, int64_t *warnings, bool *wrong)
+{
+    static gen_world w;
+    static const gen_geometry g = {
+        .backend = "cpu", .block_size = 1, .kv_dtype = FOLIO_F32, .num_layer_groups = 1};
+    if (!gen_world_model(&w, &g, NULL)) return -1;
+    folio_pool_desc desc = gen_world_desc(&w, 64, 0, 60);
+    if (keyed) desc.store_key = key.data, desc.store_key_bytes = (int32_t)key.size;
+    CHECK(gen_pool_open(&w.p, &w.m, &desc, NULL));
+    gen_pool_close(&w.p);
+    float forged_k = forge(&w);
+    CHECK(gen_pool_open(&w.p, &w.m, &desc, NULL));
+    *warnings = gen_stats(&w.p).store_warnings;
+    folio_sequence *s = gen_sequence(&w, &w.r[0]);
+    int64_t matched = gen_match(&w, s, &w.r[0], FORGED);
+    *wrong = matched > 0 && some_k(&w, s) == forged_k;
+    folio_sequence_destroy(s);
+    gen_world_close(&w);
+    return matched;
+}
+
+/* Without a key the attack works, which is what the header says: the test of the test. */
+TEST(store_key, forged_frames_are_refused)
+{
+    int64_t warnings = -1;
+    bool wrong = false;
+    CHECK_INT(attack(false, &warnings, &wrong), FORGED);
+    CHECK_INT(warnings, 0);
+    CHECK(wrong);
+    CHECK_INT(attack(true, &warnings, &wrong), 0);
+    CHECK_INT(warnings, FORGED);
+}
+
+/* ------------------------------------------------------------------------------------ the file */
+
+static void make_store(store_rig *rig, folioi_bytes k, uint64_t first, uint64_t n)
+{
+    rig->desc.key = k;
+    REQUIRE_TEST(srig_open(rig) == FOLIO_OK);
+    for (uint64_t i = first; i < first + n; i++) CHECK_OK(PUT(i));
+    srig_close(rig);
+}
+
+static void check_refused(store_rig *rig, folioi_bytes k, const char *words)
+{
+    rig->desc.key = k;
+    REFUSED(srig_open(rig), FOLIO_ERR_ARGUMENT, words);
+    CHECK(rig->store == NULL);
+}
+
+NEW_STORE_TEST(store_key, a_file_has_the_key_it_was_made_with, 4)
+{
+    make_store(rig, key, 0, 3);
+    check_refused(rig, (folioi_bytes){NULL, 0}, "with a store key|none");
+    check_refused(rig, other_key, "another store key");
+    check_refused(rig, (folioi_bytes){key_bytes, 31}, "another store key");
+    check_refused(rig, (folioi_bytes){key_bytes, 15}, "15 bytes|16");
+    check_refused(rig, (folioi_bytes){key_bytes, 65}, "65 bytes|64");
+    check_refused(rig, (folioi_bytes){NULL, 32}, "32 bytes|NULL");
+    rig->desc.key = key;
+    REQUIRE_TEST(srig_open(rig) == FOLIO_OK);
+    CHECK_INT(srig_stats(rig).used, 3);
+    for (uint64_t i = 0; i < 3; i++) CHECK_INT(GET(i), 1);
+    CHECK_OK(folioi_store_forget(rig->store));
+    srig_reopen(rig);
+    CHECK_INT(srig_stats(rig).used, 0);
+    CHECK_INT(srig_stats(rig).warnings, 0);
+    srig_close(rig);
+    unlink(rig->path);
+    make_store(rig, (folioi_bytes){NULL, 0}, 0, 3);
+    check_refused(rig, key, "without a store key|one");
+}
+
+/* Every byte of the file that somebody changes: refused, or a miss. */
+NEW_STORE_TEST(store_key, a_changed_byte_is_found, 4)
+{
+    make_store(rig, key, 0, 2);
+    int64_t size = 0;
+    unsigned char *file = srig_read_file(rig->path, &size);
+    for (int64_t at = 0; at < size; at += at < 4096 ? 7 : 3) {
+        if (at >= 2144 && at < 4056) continue; /* not used */
+        if (at >= 4096 + SRIG_HEAD + 700 && at < 8192) continue;
+        file[at] ^= 1;
+        srig_write_file(rig->path, file, size);
+        file[at] ^= 1;
+        folio_status status = srig_open(rig);
+        if (at < 2144) {
+            CHECK_MSG(status == FOLIO_ERR_ARGUMENT, "byte %d", (int)at);
+        } else {
+            REQUIRE_TEST(status == FOLIO_OK);
+            CHECK_MSG(GET(0) + GET(1) == (at >= 4096), "byte %d", (int)at);
+            CHECK_INT(srig_stats(rig).warnings, 1);
+        }
+        srig_close(rig);
+    }
+    free(file);
+}
+
+/* Whole frames under the right key, elsewhere: in another place, and in another file. */
+NEW_STORE_TEST(store_key, frames_are_where_they_were_written, 4)
+{
+    make_store(rig, key, 0, 3);
+    int64_t size = 0, other_size = 0;
+    unsigned char *file = srig_read_file(rig->path, &size);
+    unlink(rig->path);
+    make_store(rig, key, 0, 3);
+    unsigned char *other = srig_read_file(rig->path, &other_size);
+    memcpy(other + 4096, file + 4096, 4096); /* of another file with the same key */
+    memcpy(other + 2 * 4096, other + 3 * 4096, SRIG_HEAD + 700); /* of another place */
+    srig_write_file(rig->path, other, other_size);
+    REQUIRE_TEST(srig_open(rig) == FOLIO_OK);
+    CHECK_INT(srig_stats(rig).warnings, 2);
+    CHECK(GET(0) == 0 && GET(1) == 0 && GET(2) == 1);
+    free(file);
+    free(other);
+}
+
+/* K and V that a caller chose are sealed too. That seal is none of an epoch of the same eight bytes. */
+NEW_STORE_TEST(store_key, a_seal_of_a_payload_is_none_of_an_epoch, 4)
+{
+    static const unsigned char epoch[] = "an epoch";
+    srig_block b;
+    int64_t size = 0;
+    make_store(rig, key, 1, 1);
+    srig_block_make(&b, 0, 0, CACHED, 0);
+    REQUIRE_TEST(srig_open(rig) == FOLIO_OK);
+    CHECK_OK(folioi_store_put(rig->store, &b.id, epoch, 8));
+    srig_close(rig);
+    unsigned char *file = srig_read_file(rig->path, &size);
+    memcpy(file + 4056, file + 2 * 4096 + 192, 32);
+    memcpy(file + 4088, epoch, 8);
+    srig_write_file(rig->path, file, size);
+    REQUIRE_TEST(srig_open(rig) == FOLIO_OK);
+    CHECK_INT(srig_stats(rig).used, 0);
+    CHECK_INT(srig_stats(rig).warnings, 1);
+    free(file);
+}
+
+/* What the key does not find, as the header says: an older frame of the same file and epoch. */
+NEW_STORE_TEST(store_key, an_older_frame_that_is_put_back_is_read, 2)
+{
+    make_store(rig, key, 0, 2);
+    int64_t size = 0;
+    unsigned char *before = srig_read_file(rig->path, &size);
+    make_store(rig, key, 2, 2);
+    srig_write_file(rig->path, before, size);
+    REQUIRE_TEST(srig_open(rig) == FOLIO_OK);
+    CHECK(GET(0) == 1 && GET(1) == 1);
+    free(before);
+}
+
+TEST(store_key, keys_of_a_pool)
+{
+    folio_context *ctx = support_context("reference", 1, NULL);
+    folio_pool *pool = NOWHERE;
+    folio_pool_desc desc = FOLIO_WITH(folio_pool_desc, .num_blocks = 4, .block_size = 4);
+    desc.store_key = key_bytes;
+    REFUSED(folio_pool_create(ctx, &desc, &pool), FOLIO_ERR_ARGUMENT, "store_key|0");
+    desc.store_key_bytes = 15;
+    REFUSED(folio_pool_create(ctx, &desc, &pool), FOLIO_ERR_ARGUMENT, "store_key_bytes|15|16");
+    desc.store_key_bytes = 65;
+    REFUSED(folio_pool_create(ctx, &desc, &pool), FOLIO_ERR_ARGUMENT, "store_key_bytes|65|64");
+    desc.store_key = NULL;
+    desc.store_key_bytes = 32;
+    REFUSED(folio_pool_create(ctx, &desc, &pool), FOLIO_ERR_ARGUMENT, "store_key is NULL|32");
+    CHECK(pool == NULL);
+    folio_context_destroy(ctx);
+}
