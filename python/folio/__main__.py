@@ -43,9 +43,8 @@ def _backend(name: str) -> dict:
 
 
 def about() -> dict:
-    packages = {}
-    for package, modules in INTEGRATIONS.items():
-        packages[package] = {"version": _version(package), "modules": [m for m in modules if find_spec(m)]}
+    packages = {package: {"version": _version(package), "modules": [m for m in modules if find_spec(m)]}
+                for package, modules in INTEGRATIONS.items()}
     return {"version": __version__, "library": os.path.realpath(lib._name), "python": sys.version.split()[0],
             "backends": [_backend(name) for name in backends()], "packages": packages}
 

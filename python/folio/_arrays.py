@@ -15,24 +15,24 @@ import numpy as np
 from . import _abi as abi
 from .errors import ArgumentError
 
-# name, folio_dtype, NumPy's type
+# name, folio_dtype, NumPy's type, DLPack's code and bits
 _DTYPES = [
-    ("f32", abi.FOLIO_F32, np.dtype(np.float32)),
-    ("f16", abi.FOLIO_F16, np.dtype(np.float16)),
-    ("bf16", abi.FOLIO_BF16, np.dtype(ml_dtypes.bfloat16)),
-    ("fp8_e4m3", abi.FOLIO_FP8_E4M3, np.dtype(ml_dtypes.float8_e4m3fn)),
-    ("fp8_e5m2", abi.FOLIO_FP8_E5M2, np.dtype(ml_dtypes.float8_e5m2)),
-    ("int8", abi.FOLIO_INT8, np.dtype(np.int8)),
-    ("f64", abi.FOLIO_F64, np.dtype(np.float64)),
+    ("f32", abi.FOLIO_F32, np.dtype(np.float32), (2, 32)),
+    ("f16", abi.FOLIO_F16, np.dtype(np.float16), (2, 16)),
+    ("bf16", abi.FOLIO_BF16, np.dtype(ml_dtypes.bfloat16), (4, 16)),
+    ("fp8_e4m3", abi.FOLIO_FP8_E4M3, np.dtype(ml_dtypes.float8_e4m3fn), (10, 8)),
+    ("fp8_e5m2", abi.FOLIO_FP8_E5M2, np.dtype(ml_dtypes.float8_e5m2), (12, 8)),
+    ("int8", abi.FOLIO_INT8, np.dtype(np.int8), (0, 8)),
+    ("f64", abi.FOLIO_F64, np.dtype(np.float64), (2, 64)),
 ]
-DTYPE_NAMES = {value: name for name, value, _ in _DTYPES}
-_NUMPY = {value: kind for _, value, kind in _DTYPES}
-_BY_NAME = {name: value for name, value, _ in _DTYPES} | {kind.name: value for _, value, kind in _DTYPES}
-_BY_NUMPY = {kind: value for _, value, kind in _DTYPES}
+DTYPE_NAMES = {value: name for name, value, *_ in _DTYPES}
+DLPACK_TYPES = {value: code for _, value, _, code in _DTYPES}
+_NUMPY = {value: kind for _, value, kind, _ in _DTYPES}
+_BY_NAME = {name: value for name, value, *_ in _DTYPES} | {kind.name: value for _, value, kind, _ in _DTYPES}
+_BY_NUMPY = {kind: value for _, value, kind, _ in _DTYPES}
 # also: types of index arrays, which have no folio_dtype
-_DLPACK_NAMES = {(2, 32): "float32", (2, 16): "float16", (2, 64): "float64", (4, 16): "bfloat16", (0, 8): "int8",
-                 (0, 32): "int32", (0, 64): "int64", (10, 8): "float8_e4m3fn", (12, 8): "float8_e5m2",
-                 (1, 8): "uint8"}
+_DLPACK_NAMES = {code: kind.name for _, _, kind, code in _DTYPES} | {(0, 32): "int32", (0, 64): "int64",
+                                                                     (1, 8): "uint8"}
 
 CPU = ("cpu", 0)
 
@@ -51,7 +51,7 @@ class Array(NamedTuple):
 
 def dtype_of(value: Any) -> int:
     """The folio_dtype of a name ("bf16", "bfloat16"), a NumPy dtype or a torch dtype."""
-    if isinstance(value, int):
+    if isinstance(value, int) and value in DTYPE_NAMES:
         return value
     name = value if isinstance(value, str) else str(value).rpartition(".")[2]
     found = _BY_NAME.get(name)
@@ -76,6 +76,7 @@ def is_torch(value: Any) -> bool:
 
 TORCH_DTYPES: dict = {}  # folio_dtype of a torch dtype, for those that were seen
 _torch_names: dict = {}
+_new = tuple.__new__  # of a NamedTuple: in half of the time
 
 
 def _torch_array(tensor: Any) -> Array:
@@ -85,13 +86,17 @@ def _torch_array(tensor: Any) -> Array:
         name = _torch_names[dtype] = str(dtype).rpartition(".")[2]
         if name in _BY_NAME:
             TORCH_DTYPES[dtype] = _BY_NAME[name]
-    device = tensor.device
-    place = CPU if device.type == "cpu" else (device.type, device.index or 0)
+    if tensor.is_cpu:
+        place = CPU
+    elif tensor.is_cuda:
+        place = "cuda", tensor.get_device()  # its device is an object that is made anew
+    else:
+        place = tensor.device.type, tensor.device.index or 0
     if tensor.is_neg():
         raise ArgumentError("the tensor's memory holds the negative of its numbers (torch's negative bit): pass "
                             "tensor.resolve_neg()")
     try:
-        return Array(tensor.data_ptr(), name, tensor.shape, tensor.stride(), place, tensor, True)
+        return _new(Array, (tensor.data_ptr(), name, tensor.shape, tensor.stride(), place, tensor, True))
     except RuntimeError:  # sparse, nested and others
         raise ArgumentError(f"the tensor has layout {tensor.layout}; it must be a dense tensor with strides") from None
 
@@ -107,6 +112,8 @@ def _numpy_array(value: np.ndarray) -> Array:
             raise ArgumentError(f"the array has dtype {dtype.str}: its bytes are in the order of other machines")
         name = _numpy_names[dtype] = dtype.name
     size, strides = dtype.itemsize, []
+    if size == 0:
+        raise ArgumentError(f"the array has dtype {dtype.str}, whose elements have no bytes")
     for step in value.strides:
         if step % size:
             raise ArgumentError(f"the array's strides {value.strides} are not multiples of its {size}-byte numbers")
@@ -161,19 +168,23 @@ def _dlpack_array(value: Any, stream: Optional[int]) -> Array:
     writable = True
     if _is_valid(capsule, b"dltensor_versioned"):
         versioned = _DLVersioned.from_address(_get_pointer(capsule, b"dltensor_versioned"))
+        if versioned.major != 1:  # what follows the version may be anything
+            raise ArgumentError(f"the array's DLPack version is {versioned.major}.{versioned.minor}; it must be 1.x")
         tensor, writable = versioned.tensor, not versioned.flags & _DL_READ_ONLY
-    else:
+    elif _is_valid(capsule, b"dltensor"):
         tensor = _DLTensor.from_address(_get_pointer(capsule, b"dltensor"))
+    else:
+        raise ArgumentError(f"{type(value).__name__}.__dlpack__() gave no DLPack capsule, or one that was used already")
+    if (tensor.device_type, tensor.device_id) != (int(kind), number):
+        raise ArgumentError(f"the array's DLPack capsule is on device {tensor.device_type}:{tensor.device_id}, but "
+                            f"__dlpack_device__() gives {int(kind)}:{number}")
     if type(value).__module__.partition(".")[0] in ("jax", "jaxlib"):
         writable = False  # JAX arrays never change, whatever the capsule says
     name = _DLPACK_NAMES.get((tensor.code, tensor.bits))
     if name is None or tensor.lanes != 1:
         raise ArgumentError(f"the array's DLPack type (code {tensor.code}, {tensor.bits} bits) is not supported")
-    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
-    if tensor.strides:
-        strides = tuple(tensor.strides[i] for i in range(tensor.ndim))
-    else:
-        strides = contiguous(shape)
+    shape = tuple(tensor.shape[:tensor.ndim])
+    strides = tuple(tensor.strides[:tensor.ndim]) if tensor.strides else contiguous(shape)
     # The capsule was not consumed: when it goes, it calls the producer's deleter.
     device = (place, number if place == "cuda" else 0)
     return Array((tensor.data or 0) + tensor.byte_offset, name, shape, strides, device,
@@ -189,12 +200,7 @@ def contiguous(shape: Sequence[int]) -> tuple:
 
 
 def is_contiguous(a: Array) -> bool:
-    step = 1
-    for n, s in zip(reversed(a.shape), reversed(a.strides)):
-        if n != 1 and s != step:
-            return False
-        step *= n
-    return True
+    return all(n == 1 or step == wanted for n, step, wanted in zip(a.shape, a.strides, contiguous(a.shape)))
 
 
 def required_array(value: Any, dtype: Any, name: str) -> np.ndarray:
@@ -205,12 +211,9 @@ def required_array(value: Any, dtype: Any, name: str) -> np.ndarray:
     return result
 
 
-def _numpy_of(tensor: Any, name: str) -> np.ndarray:
-    """A tensor in host memory as NumPy sees it."""
-    try:
-        return tensor.numpy()
-    except (RuntimeError, TypeError) as error:
-        raise ArgumentError(f"{name} cannot be read: {str(error).splitlines()[0]}") from None
+def own_array(value: Any, dtype: Any, name: str) -> np.ndarray:
+    """A copy of required_array: what was checked is what is read, also if another thread writes to the caller's."""
+    return np.array(required_array(value, dtype, name))
 
 
 def host_array(value: Any, dtype: Any, name: str) -> Optional[np.ndarray]:
@@ -222,7 +225,10 @@ def host_array(value: Any, dtype: Any, name: str) -> Optional[np.ndarray]:
     if is_torch(value):
         if not value.is_cpu:
             raise ArgumentError(f"{name} must be in host memory")
-        value = _numpy_of(value, name)
+        try:
+            value = value.numpy()
+        except (RuntimeError, TypeError) as error:
+            raise ArgumentError(f"{name} cannot be read: {str(error).splitlines()[0]}") from None
         if value.dtype == dtype and value.flags.c_contiguous:
             return value
     elif not isinstance(value, np.ndarray) and hasattr(value, "__dlpack__"):
@@ -245,13 +251,26 @@ def host_array(value: Any, dtype: Any, name: str) -> Optional[np.ndarray]:
     return np.ascontiguousarray(result, dtype)
 
 
-def table_array(value: Any, name: str) -> Optional[np.ndarray]:
-    """host_array of block tables. Lists of different lengths are filled up with -1, which is no block."""
+def table_array(value: Any, name: str, num_seqs: int) -> Any:
+    """host_array of block tables [num_seqs, blocks]. Lists of different lengths are filled up with -1, which is no
+    block."""
     if isinstance(value, (list, tuple)) and all(hasattr(row, "__len__") for row in value):
         width = max(map(len, value), default=0)
         if any(len(row) != width for row in value):
             value = [[*row, *[-1] * (width - len(row))] for row in value]
-    return host_array(value, np.int32, name)
+    tables = host_array(value, np.int32, name)
+    if tables is not None and (tables.ndim != 2 or tables.shape[0] != num_seqs):
+        raise ArgumentError(f"{name} has shape {tables.shape}; it must be [{num_seqs}, blocks]")
+    return tables
+
+
+def starts_check(starts: np.ndarray, name: str, end: Optional[int] = None, what: str = "") -> np.ndarray:
+    """starts [n + 1], where each of n sequences begins and the last one ends; end: how many of what there are."""
+    if starts.ndim != 1 or starts.size < 1 or starts[0] != 0 or (np.diff(starts) < 0).any() or (
+            end is not None and starts[-1] > end):
+        limit = "" if end is None else f", and end at most at {end}, the number of {what}"
+        raise ArgumentError(f"{name} must start at 0, never decrease{limit}")
+    return starts
 
 
 def address(value: Optional[np.ndarray]) -> Optional[int]:

@@ -82,30 +82,24 @@ def packer(kind: Any, first: Optional[str] = None, end: Optional[str] = None) ->
 
     Packed bytes are ten times faster to make than a ctypes struct, and calls take them as a pointer. A struct that
     ends early is one of an older header: the library takes what is missing as 0."""
-    names = [name for name, _ in kind._fields_]
-    begin, stop = names.index(first) if first else 0, names.index(end) if end else len(names)
-    start = getattr(kind, names[begin]).offset
-    codes = _codes(kind, begin, stop)
-    size = (getattr(kind, names[stop]).offset if stop < len(names) else ctypes.sizeof(kind)) - start
-    result = struct.Struct("=" + codes)
-    return struct.Struct("=" + codes + f"{size - result.size}x")
+    start = getattr(kind, first).offset if first else 0
+    stop = getattr(kind, end).offset if end else ctypes.sizeof(kind)
+    codes = "="
+    for place, code in _numbers(kind, 0):
+        if start <= place < stop:
+            codes += "x" * (place - start - struct.calcsize(codes)) + code
+    return struct.Struct(codes + "x" * (stop - start - struct.calcsize(codes)))
 
 
-def _codes(kind: Any, begin: int = 0, stop: Optional[int] = None) -> str:
-    """The format of fields [begin, stop) of a struct, of an array or of a number, with its gaps."""
+def _numbers(kind: Any, place: int) -> list:
+    """(offset, code) of each number in a struct, an array or a number at an offset."""
     if kind in _CODES:
-        return _CODES[kind]
+        return [(place, _CODES[kind])]
     if hasattr(kind, "_length_"):
-        return _codes(kind._type_) * kind._length_
-    fields = kind._fields_[begin:stop]
-    base, at, codes = getattr(kind, fields[0][0]).offset, 0, ""
-    for name, field in fields:
-        place = getattr(kind, name).offset - base
-        codes += "x" * (place - at) + _codes(field)
-        at = place + ctypes.sizeof(field)
-    if stop is None:
-        codes += "x" * (ctypes.sizeof(kind) - base - at)
-    return codes
+        parts = [(kind._type_, i * ctypes.sizeof(kind._type_)) for i in range(kind._length_)]
+    else:
+        parts = [(field, getattr(kind, name).offset) for name, field in kind._fields_]
+    return [number for part, offset in parts for number in _numbers(part, place + offset)]
 
 
 def fill(call: Any, handle: Any, kind: type) -> Any:
@@ -157,9 +151,6 @@ class Handle:
         """Not copied nor pickled: two objects would end the same memory, and other processes do not have it."""
         raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: it stands for memory of this process")
 
-    def _pin(self, user: int) -> None:
-        self._pins.add(user)
-
     def _unpin(self, user: int) -> None:
         self._pins.discard(user)
         if not self._handle and not self._pins:
@@ -188,6 +179,13 @@ def integer(value: Any, name: str, low: int = -2**31, high: int = 2**31 - 1) -> 
     if not low <= number <= high:
         raise errors.ArgumentError(f"{name} = {number} is outside [{low}, {high}]")
     return number
+
+
+def choice(what: str, table: dict, name: str) -> Any:
+    """The value of an argument that must be one of some names."""
+    if name not in table:
+        raise errors.ArgumentError(f"{what} {name!r} is not one of {', '.join(table)}")
+    return table[name]
 
 
 def pair(value: Any, name: str) -> tuple[int, int]:

@@ -7,6 +7,7 @@ a wrapped cache is only an address with strides, and it is found by exactly thes
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections import OrderedDict
 from typing import Any, Callable, Optional
@@ -48,6 +49,7 @@ class _Kept(threading.local):
         self.attentions, self.caches, self.plans = Recent(64), Recent(1024), Recent(32)
         self.steps = Recent(16)  # HostStep and more, by the contents of the index arrays
         self.rotaries = Recent(8)
+        self.masks: list = []  # (weak reference, key, Visible) of the last masks of folio.transformers
         self.captured: dict = {}  # plans that CUDA graphs refer to
 
 
@@ -102,7 +104,7 @@ def cache_rows(context: Context, k: Array, v: Array, v_in_k: bool = False) -> tu
 
 def limit(n: int) -> int:
     """The next power of two, so that plans are made anew only now and then."""
-    return 1 << max(int(n) - 1, 0).bit_length()
+    return 1 << (int(n) - 1).bit_length() if n > 1 else 1
 
 
 def contents(value: Any, name: str) -> Any:
@@ -184,17 +186,13 @@ def host_forward(at: Attention, step: HostStep, q: Any, out: Any, lse: Any, *, k
 
 
 def device_plan(at: Attention, block_size: int, num_blocks: int, seqs: int, tokens: int, query_len: int,
-                longest: int) -> Plan:
-    """A plan for update_device() on the current stream. A plan that a CUDA graph was captured with stays for good, and
-    serves only graphs."""
-    import torch
-
-    context = at.context
+                longest: int, stream: Optional[int]) -> Plan:
+    """A plan for update_device() on the current stream, `stream`. A plan that a CUDA graph was captured with stays for
+    good, and serves only graphs."""
     one = query_len == 1  # launches nothing for prompts
     limits = (limit(seqs), limit(tokens), 1 if one else limit(min(query_len, tokens)), longest)
     key = (at, block_size, num_blocks, *limits)
-    stream = context.stream()
-    if torch.cuda.is_current_stream_capturing():
+    if sys.modules["torch"].cuda.is_current_stream_capturing():
         plan = kept.captured.get(key)
         if plan is None:  # nothing can be allocated now: take a plan of the calls before, on whatever stream they were
             old = next((k for k in kept.plans if k[:-1] == key), None)
@@ -203,6 +201,7 @@ def device_plan(at: Attention, block_size: int, num_blocks: int, seqs: int, toke
                                     "is captured: call the function once before")
             plan = kept.captured[key] = kept.plans.pop(old)
             _for_good.append(plan)
+            plan._last = False  # each graph has its own updates
         return plan
     return kept.plans.find((*key, stream), lambda: Plan(
         at, block_size=block_size, num_blocks=num_blocks, max_seqs=limits[0], max_query_tokens=limits[1],

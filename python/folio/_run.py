@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any, Optional
 
 import numpy as np
 
 from . import _abi as abi
-from ._arrays import _BY_NAME as _DTYPE_BY_NAME
-from ._arrays import DTYPE_NAMES, TORCH_DTYPES, Array, array, host_array, is_torch, numpy_dtype
+from ._arrays import _BY_NAME, DTYPE_NAMES, TORCH_DTYPES, Array, array, host_array, is_torch, numpy_dtype
 from ._library import handle_of, packer
 from .context import Context
 from .device import DeviceArray
@@ -20,18 +20,18 @@ _RUN = packer(abi.folio_run)
 
 def run_of(context: Context, like: Any = None, stream: Optional[int] = None, workspace: Any = None) -> Optional[bytes]:
     """The folio_run of a call, or None for the defaults."""
-    if workspace is None:
-        if context.on_host:
-            return None
-        return _RUN.pack(_RUN.size, (context.stream(like) if stream is None else stream) or 0, 0, 0)
+    if workspace is None and context.on_host:
+        return None
     if stream is None:
         stream = context.stream(like)
-    memory = handle_of(workspace, DeviceArray, "workspace")
-    return _RUN.pack(_RUN.size, stream or 0, memory, workspace.nbytes)
+    memory, size = (0, 0) if workspace is None else (handle_of(workspace, DeviceArray, "workspace"), workspace.nbytes)
+    return _RUN.pack(_RUN.size, stream or 0, memory, size)
 
 
 class Torch:
     """Functions of torch that every call needs, once torch is there. Looking them up takes longer than calling them."""
+
+    empty_like: Any = None
 
     @staticmethod
     def is_grad_enabled() -> bool:
@@ -41,10 +41,6 @@ class Torch:
         setattr(Torch, "empty_like", torch.empty_like)
         setattr(Torch, "is_grad_enabled", torch.is_grad_enabled)
         return torch.is_grad_enabled()
-
-    @staticmethod
-    def empty_like(like: Any) -> Any:
-        return sys.modules["torch"].empty_like(like)
 
 
 def compiling() -> bool:
@@ -70,13 +66,18 @@ def rows(context: Context, value: Any, name: str, heads: int, head_size: int, wr
          stream: Optional[int] = None) -> tuple:
     """The fields of a folio_tensor (data, dtype, tokens, token stride, head stride), then what keeps data alive.
 
-    value is [tokens, heads, head_size] or [tokens, heads * head_size]."""
+    value is [tokens, heads, head_size] or [tokens, heads * head_size], or [seqs, rows, heads, head_size] with one
+    stride between rows."""
     if type(value) is np.ndarray:  # would raise an exception below, which costs 0.6 us
         return _any_rows(context, value, name, heads, head_size, written, stream)
-    try:  # a torch tensor with three dims: by far the most frequent, and each attribute costs 0.1 us
+    try:  # a torch tensor with three or four dims: by far the most frequent, and each attribute costs 0.1 us
         if value.is_cpu if context.on_host else value.is_cuda and value.get_device() == context.place[1]:
-            tokens, count, size = value.shape
-            token_stride, head_stride, last = value.stride()
+            shape = value.shape
+            if len(shape) == 3:
+                tokens, count, size = shape
+                token_stride, head_stride, last = value.stride()
+            else:
+                (tokens, count, size), (token_stride, head_stride, last) = _joined(shape, value.stride())
             if (count == heads and size == head_size and last == 1 and token_stride > 0 and head_stride > 0
                     and not value.is_neg()):
                 if heads == 1:  # the stride of a dim of 1 may be anything
@@ -90,16 +91,30 @@ def rows(context: Context, value: Any, name: str, heads: int, head_size: int, wr
     return _any_rows(context, value, name, heads, head_size, written, stream)
 
 
+def _joined(shape: Any, strides: Any) -> tuple:
+    """Shape and strides of [seqs, rows, heads, head_size] as [tokens, heads, head_size]; ValueError for others."""
+    seqs, each, heads, size = shape
+    outer, inner, head, last = strides
+    if each != 1 and seqs != 1 and outer != each * inner:
+        raise ValueError
+    return (seqs * each, heads, size), (outer if each == 1 else inner, head, last)
+
+
 def _any_rows(context: Context, value: Any, name: str, heads: int, head_size: int, written: bool,
               stream: Optional[int]) -> tuple:
     a = array(value, stream)
     place_check(context, a, name)
     if written and not a.writable:
         raise ArgumentError(f"{name} is read-only")
-    dtype = _DTYPE_BY_NAME.get(a.dtype)
+    dtype = _BY_NAME.get(a.dtype)
     if dtype is None:
         raise ArgumentError(f"{name} has dtype {a.dtype}; it must be f32, f16 or bf16")
     shape, strides = a.shape, a.strides
+    if len(shape) == 4:
+        try:
+            shape, strides = _joined(shape, strides)
+        except ValueError:
+            pass
     rank = len(shape)
     if rank == 3 and shape[1] == heads and shape[2] == head_size:
         tokens = shape[0]
@@ -124,10 +139,9 @@ def _any_rows(context: Context, value: Any, name: str, heads: int, head_size: in
     return a.data, dtype, tokens, token_stride, head_stride, keep
 
 
-def tensor(context: Context, value: Any, name: str, heads: int, head_size: int, *, written: bool = False,
-           stream: Optional[int] = None) -> tuple:
+def tensor(context: Context, value: Any, name: str, heads: int, head_size: int) -> tuple:
     """(folio_tensor, what keeps its data alive); see rows()."""
-    fields = rows(context, value, name, heads, head_size, written, stream)
+    fields = rows(context, value, name, heads, head_size)
     return abi.folio_tensor(*fields[:5]), (value, fields[5])
 
 
@@ -174,13 +188,6 @@ def empty(context: Context, shape: tuple, dtype: int, like: Any) -> Any:
     return DeviceArray(context, shape, DTYPE_NAMES[dtype])
 
 
-_torch_dtypes: dict = {}
-
-
+@functools.cache
 def _torch_dtype(dtype: int) -> Any:
-    found = _torch_dtypes.get(dtype)
-    if found is None:
-        import torch
-
-        found = _torch_dtypes[dtype] = getattr(torch, numpy_dtype(dtype).name)
-    return found
+    return getattr(sys.modules["torch"], numpy_dtype(dtype).name)

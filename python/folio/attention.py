@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from typing import Any, Optional, Sequence
 
 import numpy as np
 
 from . import _abi as abi
 from ._arrays import DTYPE_NAMES, address, dtype_of, host_array
-from ._library import Handle, create, integer, lib, make, pair
+from ._library import Handle, choice, create, integer, lib, make, pair
 from .context import Context, given_or_default
 from .errors import ArgumentError
 
 TYPES = {"decoder": 0, "encoder": 1, "encoder_only": 2, "encoder_decoder": 3}
-
-
-def type_of(name: str) -> int:
-    if name not in TYPES:
-        raise ArgumentError(f"attention type {name!r} is not one of {', '.join(TYPES)}")
-    return TYPES[name]
+type_of = partial(choice, "attention type", TYPES)
 
 
 class Attention(Handle):
@@ -57,6 +53,13 @@ class Attention(Handle):
         return f"<folio.Attention {self.num_heads}:{self.num_kv_heads} heads of {self.head_size}, {self.dtype}>"
 
 
+def alibi_slopes(heads: int) -> np.ndarray:
+    """f32 [heads]: powers of 2^(-8 / n) for the n heads up to a power of two, then odd powers of its root."""
+    n = 1 << heads.bit_length() - 1
+    return np.array([2.0 ** (-8 * i / n) for i in range(1, n + 1)]
+                    + [2.0 ** (-4 * i / n) for i in range(1, 2 * (heads - n), 2)], np.float32)
+
+
 _SCALINGS = {"none": abi.FOLIO_ROTARY_SCALE_NONE, "linear": abi.FOLIO_ROTARY_SCALE_LINEAR,
              "ntk": abi.FOLIO_ROTARY_SCALE_NTK, "yarn": abi.FOLIO_ROTARY_SCALE_YARN,
              "llama3": abi.FOLIO_ROTARY_SCALE_LLAMA3}
@@ -82,15 +85,16 @@ class Rotary(Handle):
             if not hasattr(abi.folio_rotary_desc, name):
                 raise TypeError(f"Rotary() has no argument {name!r}")
         integer(num_dims, "num_dims")
-        tables = [host_array(cos, np.float32, "cos"), host_array(sin, np.float32, "sin")]
-        for name, table in zip(("cos", "sin"), tables):
-            if table is not None and table.shape != (num_positions, num_dims // 2):
-                raise ArgumentError(f"{name} has shape {table.shape}; it must be ({num_positions}, {num_dims // 2})")
-        given = host_array(frequencies, np.float64, "frequencies")
-        if given is not None and given.shape != (num_dims // 2,):
-            raise ArgumentError(f"frequencies has shape {given.shape}; it must be ({num_dims // 2},)")
+        half, keep = num_dims // 2, []
+        for name, value, kind, shape in (("cos", cos, np.float32, (num_positions, half)),
+                                         ("sin", sin, np.float32, (num_positions, half)),
+                                         ("frequencies", frequencies, np.float64, (half,))):
+            table = host_array(value, kind, name)
+            if table is not None and table.shape != shape:
+                raise ArgumentError(f"{name} has shape {table.shape}; it must be {shape}")
+            fields[name] = address(table)
+            keep.append(table)
         desc = make(abi.folio_rotary_desc, num_dims=num_dims, first_dim=first_dim, pairing=_PAIRINGS[pairing],
-                    scaling=_SCALINGS[scaling], num_positions=num_positions, theta=theta, cos=address(tables[0]),
-                    sin=address(tables[1]), frequencies=address(given), **fields)
+                    scaling=_SCALINGS[scaling], num_positions=num_positions, theta=theta, **fields)
         handle = create(lib.folio_rotary_create, self.context, ctypes.byref(desc))
         super().__init__(handle, lib.folio_rotary_destroy, self.context)

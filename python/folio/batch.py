@@ -8,8 +8,8 @@ from typing import Any, Iterable, Optional
 import numpy as np
 
 from . import _abi as abi
-from ._arrays import address, host_array, required_array, table_array
-from ._library import Handle, check, create, fill, handle_of, integer, lib, make
+from ._arrays import address, host_array, required_array, starts_check, table_array
+from ._library import Handle, check, choice, create, fill, handle_of, integer, lib, make
 from ._run import run_of
 from .attention import type_of
 from .cache import KVCache
@@ -17,13 +17,10 @@ from .context import Context, given_or_default
 from .errors import ArgumentError
 
 _C_NAMES = {"slot_mapping": "slots", "cross_slot_mapping": "cross_slots"}
+_ARRAYS = {"phases": np.int32, "causality": np.int32, "first_query_pos": np.int64, "first_key_pos": np.int64,
+           "encoder_lens": np.int32, "encoder_new_lens": np.int32, "slot_mapping": np.int64,
+           "cross_slot_mapping": np.int64}
 _PHASES = {"auto": abi.FOLIO_PHASE_AUTO, "prefill": abi.FOLIO_PHASE_PREFILL, "decode": abi.FOLIO_PHASE_DECODE}
-
-
-def phase_of(name: str) -> int:
-    if name not in _PHASES:
-        raise ArgumentError(f"phase {name!r} is not one of {', '.join(_PHASES)}")
-    return _PHASES[name]
 
 
 def causality(causal: Optional[bool]) -> int:
@@ -51,14 +48,13 @@ class Batch(Handle):
         """Appends a sequence: query_len new tokens, seq_len cached and new ones, in the blocks of its table."""
         table = _list(block_table, np.int32, "block_table")
         cross = _list(cross_block_table, np.int32, "cross_block_table")
-        given = _list(slots, np.int64, "slots")
-        if given is not None and given.size != query_len:
-            raise ArgumentError(f"slots has {given.size} entries, but query_len is {query_len}")
-        cross_given = _list(cross_slots, np.int64, "cross_slots")
-        if cross_given is not None and cross_given.size != encoder_new_len:
-            raise ArgumentError(f"cross_slots has {cross_given.size} entries, but encoder_new_len is {encoder_new_len}")
+        given, cross_given = _list(slots, np.int64, "slots"), _list(cross_slots, np.int64, "cross_slots")
+        for name, array, of, count in (("slots", given, "query_len", query_len),
+                                       ("cross_slots", cross_given, "encoder_new_len", encoder_new_len)):
+            if array is not None and array.size != count:
+                raise ArgumentError(f"{name} has {array.size} entries, but {of} is {count}")
         seq = make(abi.folio_batch_seq, query_len=query_len, seq_len=seq_len, padding=int(padding),
-                   phase=phase_of(phase), causality=causality(causal), block_table=address(table),
+                   phase=choice("phase", _PHASES, phase), causality=causality(causal), block_table=address(table),
                    num_blocks=0 if table is None else table.size, slots=address(given), encoder_len=encoder_len,
                    encoder_new_len=encoder_new_len, cross_block_table=address(cross),
                    num_cross_blocks=0 if cross is None else cross.size, cross_slots=address(cross_given))
@@ -71,24 +67,20 @@ class Batch(Handle):
 
     def _step(self, num_seqs: int, query_start: Any, seq_lens: Any, options: dict) -> tuple:
         """folio_step without tables, and the NumPy arrays that it points to."""
-        kinds = {"phases": (np.int32, num_seqs), "causality": (np.int32, num_seqs),
-                 "first_query_pos": (np.int64, num_seqs), "first_key_pos": (np.int64, num_seqs),
-                 "encoder_lens": (np.int32, num_seqs), "encoder_new_lens": (np.int32, num_seqs),
-                 "slot_mapping": (np.int64, None), "cross_slot_mapping": (np.int64, None)}
         keep: dict[str, Any] = {"query_start": host_array(query_start, np.int32, "query_start"),
                                 "seq_lens": host_array(seq_lens, np.int32, "seq_lens")}
-        sizes: dict[str, Optional[int]] = {"query_start": num_seqs + 1, "seq_lens": num_seqs}
         for name, value in options.items():
-            if name not in kinds:
-                raise TypeError(f"{name} is not an array of a batch: {', '.join(kinds)}")
-            keep[name], sizes[name] = host_array(value, kinds[name][0], name), kinds[name][1]
-        rows = int(keep["query_start"][-1]) if keep["query_start"] is not None and num_seqs else num_seqs
-        sizes["slot_mapping"] = rows
-        if keep.get("encoder_new_lens") is not None:
-            sizes["cross_slot_mapping"] = int(keep["encoder_new_lens"].sum())
+            if name not in _ARRAYS:
+                raise TypeError(f"{name} is not an array of a batch: {', '.join(_ARRAYS)}")
+            keep[name] = host_array(value, _ARRAYS[name], name)
+        starts, new = keep["query_start"], keep.get("encoder_new_lens")
+        rows = int(starts[-1]) if starts is not None and num_seqs else num_seqs
+        sizes = {"query_start": num_seqs + 1, "slot_mapping": rows,
+                 "cross_slot_mapping": None if new is None else int(new.sum())}
         for name, value in keep.items():
-            if value is not None and sizes[name] is not None and value.size != sizes[name]:
-                raise ArgumentError(f"{name} has {value.size} entries; it must have {sizes[name]}")
+            size = sizes.get(name, num_seqs)
+            if value is not None and size is not None and value.size != size:
+                raise ArgumentError(f"{name} has {value.size} entries; it must have {size}")
         return make(abi.folio_step, num_seqs=num_seqs,
                     **{_C_NAMES.get(name, name): address(value) for name, value in keep.items()}), keep
 
@@ -99,8 +91,8 @@ class Batch(Handle):
         slot_mapping, first_query_pos, first_key_pos, encoder_lens, encoder_new_lens, cross_slot_mapping."""
         lens = required_array(seq_lens, np.int32, "seq_lens")
         step, keep = self._step(lens.size, query_start, lens, options)
-        tables = _table(block_tables, lens.size, "block_tables")
-        cross = _table(cross_block_tables, lens.size, "cross_block_tables")
+        tables = table_array(block_tables, "block_tables", lens.size)
+        cross = table_array(cross_block_tables, "cross_block_tables", lens.size)
         step.table, step.cross_table = rows_table(tables), rows_table(cross)
         check(lib.folio_batch_set(self._as_parameter_, ctypes.byref(step)))
 
@@ -110,7 +102,7 @@ class Batch(Handle):
         in the last of them, as in FlashInfer."""
         starts, blocks = required_array(indptr, np.int32, "indptr"), required_array(indices, np.int32, "indices")
         last = host_array(last_block_len, np.int32, "last_block_len")
-        num_seqs = _csr_check(starts, blocks, "indices")
+        num_seqs = starts_check(starts, "indptr", blocks.size, "indices").size - 1
         if last is not None and last.size != num_seqs:
             raise ArgumentError(f"last_block_len has {last.size} entries; it must have {num_seqs}")
         step, keep = self._step(num_seqs, query_start, seq_lens, options)
@@ -122,7 +114,7 @@ class Batch(Handle):
                   **options: Any) -> None:
         """The same from lists of slots, for block size 1: key j of sequence i is in slots[indptr[i] + j]."""
         starts, keys = required_array(indptr, np.int32, "indptr"), required_array(slots, np.int64, "slots")
-        num_seqs = _csr_check(starts, keys, "slots")
+        num_seqs = starts_check(starts, "indptr", keys.size, "slots").size - 1
         step, keep = self._step(num_seqs, query_start, seq_lens, options)
         step.table = abi.folio_table(kind=abi.FOLIO_TABLE_SLOTS, index_bytes=8, indices=address(keys),
                                      start=address(starts), num_indices=keys.size)
@@ -144,7 +136,8 @@ class Batch(Handle):
     def view(self, type: str = "decoder", phase: str = "auto") -> dict:
         """The sequences of one phase as one attention type sees them, as NumPy arrays (copies)."""
         view = make(abi.folio_batch_view)
-        check(lib.folio_batch_get_view(self._as_parameter_, type_of(type), phase_of(phase), ctypes.byref(view)))
+        check(lib.folio_batch_get_view(self._as_parameter_, type_of(type), choice("phase", _PHASES, phase),
+                                       ctypes.byref(view)))
         n, rows = view.num_seqs, view.num_query_tokens
         sizes = {"seqs": (n, np.int64), "query_rows": (n, np.int64), "query_lens": (n, np.int32),
                  "query_start": (n + 1, np.int64), "last_rows": (n, np.int64), "positions": (rows, np.int64),
@@ -168,25 +161,11 @@ def _list(value: Any, dtype: Any, name: str) -> Optional[np.ndarray]:
     return result
 
 
-def _table(value: Any, num_seqs: int, name: str) -> Optional[np.ndarray]:
-    table = table_array(value, name)
-    if table is not None and (table.ndim != 2 or table.shape[0] != num_seqs):
-        raise ArgumentError(f"{name} has shape {table.shape}; it must be [{num_seqs}, blocks]")
-    return table
-
-
 def rows_table(table: Optional[np.ndarray]) -> Any:
     """Block tables [seqs, blocks] as folio_step has them."""
     if table is None:
         return abi.folio_table()
     return abi.folio_table(kind=abi.FOLIO_TABLE_ROWS, indices=address(table), row_stride=table.shape[1])
-
-
-def _csr_check(starts: np.ndarray, values: np.ndarray, name: str) -> int:
-    if starts.ndim != 1 or starts.size < 1 or starts[0] != 0 or starts[-1] > values.size or (np.diff(starts) < 0).any():
-        raise ArgumentError(f"indptr must start at 0, never decrease, and end at most at {values.size}, "
-                            f"the number of {name}")
-    return starts.size - 1
 
 
 def _fields(struct: Any) -> dict:

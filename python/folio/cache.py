@@ -8,20 +8,14 @@ from typing import Any, NamedTuple, Optional, Sequence
 import numpy as np
 
 from . import _abi as abi
-from ._arrays import DTYPE_NAMES, Array, address, array, dtype_of, is_contiguous, required_array, numpy_dtype
-from ._library import Handle, check, create, handle_of, integer, lib, make, text
+from ._arrays import DTYPE_NAMES, Array, address, array, dtype_of, is_contiguous, numpy_dtype, own_array
+from ._library import Handle, check, choice, create, handle_of, integer, lib, make, text
 from ._run import empty, place_check, run_of, tensor
 from .context import Context, given_or_default
 from .device import ArrayView
 from .errors import ArgumentError
 
 LAYOUTS = {text(lib.folio_layout_name(i)): i for i in range(abi.FOLIO_NUM_LAYOUTS)}
-
-
-def layout_of(name: str) -> int:
-    if name not in LAYOUTS:
-        raise ArgumentError(f"layout {name!r} is not one of {', '.join(LAYOUTS)}")
-    return LAYOUTS[name]
 
 
 class Shape(NamedTuple):
@@ -40,7 +34,7 @@ def _desc(num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, 
           v_head_size: Optional[int], dtype: Any, layout: str, v_in_k: bool) -> Any:
     return make(abi.folio_kv_cache_desc, num_blocks=num_blocks, num_layers=num_layers, block_size=block_size,
                 num_kv_heads=num_kv_heads, k_head_size=head_size, v_head_size=v_head_size or 0,
-                dtype=dtype_of(dtype), layout=layout_of(layout), v_in_k=int(v_in_k))
+                dtype=dtype_of(dtype), layout=choice("layout", LAYOUTS, layout), v_in_k=int(v_in_k))
 
 
 def cache_shape(*, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, dtype: Any,
@@ -177,7 +171,8 @@ class KVCache(Handle):
         if None in sizes:
             raise ArgumentError('layout "native" needs block_size, num_kv_heads, head_size and num_blocks')
         desc = _desc(len(k), *sizes, v_head_size, dtype or first.dtype, "native", v_in_k)
-        memory = make(abi.folio_kv_memory, k_bytes=_bytes(first))
+        extent = sum((n - 1) * s for n, s in zip(first.shape, first.strides)) + 1 if all(first.shape) else 0
+        memory = make(abi.folio_kv_memory, k_bytes=extent * _itemsize(first))
         if len(first.shape) > 1 and first.shape[0] == sizes[0]:
             if not is_contiguous(first._replace(shape=first.shape[1:], strides=first.strides[1:])):
                 raise ArgumentError(f"k has shape {tuple(first.shape)} and strides {tuple(first.strides)}; the numbers "
@@ -204,7 +199,7 @@ class KVCache(Handle):
               stream: Optional[int] = None) -> None:
         """Stores rows of k and v in slots (block * block_size + offset) of a layer. Slot -1 is skipped."""
         ctx = self.context
-        index = required_array(slots, np.int64, "slots")
+        index = own_array(slots, np.int64, "slots")
         kt, ka = tensor(ctx, k, "k", self.num_kv_heads, self.head_size)
         fields = make(abi.folio_kv_write, k=kt, slots=address(index), k_scale=k_scale, v_scale=v_scale)
         if index.size != kt.tokens:
@@ -218,7 +213,7 @@ class KVCache(Handle):
                like: Any = None, stream: Optional[int] = None) -> tuple:
         """(k, v) of slots as rows [n, kv_heads, head_size], dequantised. Slot -1 gives zeros."""
         ctx = self.context
-        index = required_array(slots, np.int64, "slots")
+        index = own_array(slots, np.int64, "slots")
         kind = dtype_of(dtype or (self.dtype if self.dtype in ("f32", "f16", "bf16") else "f32"))
         k = empty(ctx, (index.size, self.num_kv_heads, self.head_size), kind, like)
         v = empty(ctx, (index.size, self.num_kv_heads, self.v_head_size), kind, like)
@@ -231,7 +226,7 @@ class KVCache(Handle):
 
     def copy_blocks(self, pairs: Any, to: Optional["KVCache"] = None, *, stream: Optional[int] = None) -> None:
         """Copies whole blocks of all layers. pairs: (from, to) of each; into another cache if `to` is given."""
-        index = required_array(pairs, np.int64, "pairs")
+        index = own_array(pairs, np.int64, "pairs")
         if index.size and (index.ndim != 2 or index.shape[1] != 2):
             raise ArgumentError(f"pairs has shape {index.shape}; it must be [n, 2]: (from, to) of each")
         target = self._as_parameter_ if to is None else handle_of(to, KVCache, "to")
@@ -241,11 +236,6 @@ class KVCache(Handle):
     def __repr__(self) -> str:
         return (f"<folio.KVCache {self.num_layers} layers, {self.num_blocks} blocks of {self.block_size} tokens, "
                 f"{self.num_kv_heads} kv heads of {self.head_size}, {self.dtype}, {self.layout}>")
-
-
-def _bytes(a: Array) -> int:
-    """From the first byte of an array to the end of its last element."""
-    return (sum((n - 1) * s for n, s in zip(a.shape, a.strides)) + 1) * _itemsize(a) if all(a.shape) else 0
 
 
 def _itemsize(a: Array) -> int:

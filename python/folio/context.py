@@ -26,10 +26,6 @@ class KernelInfo(NamedTuple):
     max_rows: int
 
 
-class _OpenMP(ctypes.Structure):
-    _fields_ = [("parallel", ctypes.c_void_p), ("thread_num", ctypes.c_void_p), ("num_threads", ctypes.c_void_p)]
-
-
 def _openmp_runtime() -> ctypes.CDLL:
     """A library through which the functions of OpenMP are found: torch's, if that is loaded, else the runtime itself.
 
@@ -56,8 +52,8 @@ def _openmp_executor(num_threads: Optional[int]) -> tuple:
     def pointer(function: Any) -> Optional[int]:
         return ctypes.cast(function, ctypes.c_void_p).value
 
-    functions = _OpenMP(pointer(runtime.GOMP_parallel), pointer(runtime.omp_get_thread_num),
-                        pointer(runtime.omp_get_num_threads))
+    functions = (ctypes.c_void_p * 3)(pointer(runtime.GOMP_parallel), pointer(runtime.omp_get_thread_num),
+                                      pointer(runtime.omp_get_num_threads))
     count = num_threads or min(runtime.omp_get_max_threads(), 256)
     executor = abi.folio_executor(parallel_for=pointer(native.folio_openmp_parallel_for),
                                   user=ctypes.addressof(functions), num_threads=count)

@@ -10,7 +10,7 @@ from typing import Any, Optional
 import numpy as np
 
 from . import _abi as abi
-from ._arrays import _DLTensor, contiguous, dtype_of, numpy_dtype
+from ._arrays import DLPACK_TYPES, _DLTensor, contiguous, dtype_of, numpy_dtype
 from ._library import Handle, check, create, lib, make
 from .context import Context
 
@@ -21,8 +21,6 @@ class _DLManaged(ctypes.Structure):
 
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.POINTER(_DLManaged))
 _DLManaged._fields_ = [("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", _DELETER)]
-_DL_TYPES = {abi.FOLIO_F32: (2, 32), abi.FOLIO_F16: (2, 16), abi.FOLIO_BF16: (4, 16), abi.FOLIO_F64: (2, 64),
-             abi.FOLIO_INT8: (0, 8), abi.FOLIO_FP8_E4M3: (10, 8), abi.FOLIO_FP8_E5M2: (12, 8)}
 _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
@@ -58,10 +56,10 @@ def _capsule(data: int, dtype: int, shape: tuple, strides: tuple, device: tuple,
     """A DLPack capsule of memory of `owner`, which frees it after the last capsule's consumer is gone."""
     dims, steps = (ctypes.c_int64 * len(shape))(*shape), (ctypes.c_int64 * len(shape))(*strides)
     managed = _DLManaged(deleter=_delete)
-    code, bits = _DL_TYPES[dtype]
+    code, bits = DLPACK_TYPES[dtype]
     managed.tensor = _DLTensor(data, *device, len(shape), code, bits, 1, dims, steps, 0)
     place = ctypes.addressof(managed)
-    owner._pin(place)
+    owner._pins.add(place)
     _exported[place] = (managed, dims, steps, owner)
     return _new_capsule(place, b"dltensor", ctypes.cast(_capsule_end, ctypes.c_void_p))
 
@@ -71,10 +69,10 @@ class ArrayView:
 
     def __init__(self, data: int, dtype: int, shape: tuple, strides: tuple, context: Context, owner: Handle) -> None:
         self._data, self._dtype, self.shape, self.strides = data, dtype, shape, strides
-        self._context, self._owner = context, owner
+        self.context, self._owner = context, owner
 
-    def __dlpack_device__(self) -> tuple:
-        return (1, 0) if self._context.place[0] == "cpu" else (2, self._context.place[1])
+    def __dlpack_device__(self: Any) -> tuple:
+        return (1, 0) if self.context.place[0] == "cpu" else (2, self.context.place[1])
 
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
         self._owner._as_parameter_  # raises if it is closed
@@ -89,7 +87,7 @@ class DeviceArray(Handle):
         self.nbytes: int = max(1, int(np.prod(self.shape, dtype=np.int64)) * lib.folio_dtype_size(self._dtype))
         memory = create(lib.folio_memory_create, context, abi.FOLIO_MEMORY_DEVICE, self.nbytes)
         number = next(_numbers)
-        context._pin(number)  # the context frees it, so it must be there until then
+        context._pins.add(number)  # the context frees it, so it must be there until then
         super().__init__(memory, partial(_free_memory, context, context._as_parameter_, number, self.nbytes), context)
 
     @classmethod
@@ -115,8 +113,7 @@ class DeviceArray(Handle):
     def dtype(self) -> np.dtype:
         return numpy_dtype(self._dtype)
 
-    def __dlpack_device__(self) -> tuple:
-        return (1, 0) if self.context.place[0] == "cpu" else (2, self.context.place[1])
+    __dlpack_device__ = ArrayView.__dlpack_device__
 
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
         if stream not in (None, -1) and self.context.place[0] != "cpu":

@@ -15,9 +15,7 @@ replays on the same stream. There is no workspace to pass: float_workspace_buffe
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-import weakref
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
@@ -25,15 +23,17 @@ import torch
 
 from . import _abi as abi
 from . import _oneshot
-from ._arrays import array, dtype_of, numpy_dtype
+from ._arrays import array, dtype_of, numpy_dtype, starts_check
 from ._run import refuse_gradients
+from .attention import alibi_slopes
 from .batch import Batch
 from .cache import KVCache
 from .context import default_context
 from .errors import ArgumentError, UnsupportedError
+from .flash_attn.layers.rotary import rotate
 from .functional import merge_states as _merge
 from .plan import Plan, attention_forward, options, run_layer
-from .torch import define
+from .torch import define, find, register
 
 __all__ = ["BatchAttentionWithAttentionSinkWrapper", "BatchDecodeWithPagedKVCacheWrapper",
            "BatchMLAPagedAttentionWrapper", "BatchPrefillWithPagedKVCacheWrapper",
@@ -43,8 +43,6 @@ __all__ = ["BatchAttentionWithAttentionSinkWrapper", "BatchDecodeWithPagedKVCach
            "single_prefill_with_kv_cache_return_lse"]
 
 _LOG2E = math.log2(math.e)
-_keys = itertools.count()
-_wrappers: dict[int, Any] = {}  # key: weak reference to a wrapper
 
 
 def _host(value: Any, name: str, size: Optional[int] = None) -> np.ndarray:
@@ -57,10 +55,7 @@ def _host(value: Any, name: str, size: Optional[int] = None) -> np.ndarray:
 
 
 def _indptr(value: Any, name: str) -> np.ndarray:
-    a = _host(value, name)
-    if a.size < 1 or a[0] != 0 or (np.diff(a) < 0).any():
-        raise ArgumentError(f"{name} must start at 0 and never decrease")
-    return a
+    return starts_check(_host(value, name), name)
 
 
 def _unpack(cache: Union[torch.Tensor, tuple], layout: str) -> tuple:
@@ -136,16 +131,8 @@ def _rotate(x: torch.Tensor, positions: torch.Tensor, scale: float, theta: float
     """x [..., heads, size] at positions [...], rotated as in Llama: pairs i and i + size / 2."""
     half = x.shape[-1] // 2
     pairs = torch.arange(half, dtype=torch.float64, device=x.device) / half
-    angles = positions[..., None, None].double() * (theta ** -pairs / scale)
-    cos, sin, (a, b) = angles.cos().float(), angles.sin().float(), x.float().split(half, -1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
-
-
-def _slopes(heads: int) -> torch.Tensor:
-    """ALiBi's: powers of 2^(-8 / n) for the n heads up to a power of two, then odd powers of its root."""
-    n = 1 << heads.bit_length() - 1
-    return torch.tensor([2 ** (-8 * i / n) for i in range(1, n + 1)]
-                        + [2 ** (-4 * i / n) for i in range(1, 2 * (heads - n), 2)], dtype=torch.float32)
+    angles = positions[..., None].double() * (theta ** -pairs / scale)
+    return rotate(x, angles.cos(), angles.sin(), ..., False)
 
 
 def _mask(o: _Options, rows: np.ndarray, lens: np.ndarray) -> tuple:
@@ -215,9 +202,7 @@ class _Wrapper:
         self._made_for: Any = None
         self._filled = False
         self._geometry: Any = None
-        self._key = next(_keys)
-        _wrappers[self._key] = weakref.ref(self)
-        weakref.finalize(self, _wrappers.pop, self._key, None).atexit = False
+        self._key = register(self)
 
     def _set(self, o: _Options, rows: np.ndarray, pages: np.ndarray, blocks: np.ndarray, lens: np.ndarray, heads: int,
              kv_heads: int, size: int, v_size: int, page_size: int) -> None:
@@ -261,7 +246,8 @@ class _Wrapper:
             if o.logits_soft_cap or (o.window_left >= 0 and (first + counts > lens).any()):
                 raise UnsupportedError("pos_encoding_mode 'ALIBI' is supported without logits_soft_cap, and with "
                                        "window_left only if causal")
-            return ({"slopes": _slopes(heads), "shift": torch.from_numpy(np.repeat(first, counts)[:, None])},
+            return ({"slopes": torch.from_numpy(alibi_slopes(heads)),
+                     "shift": torch.from_numpy(np.repeat(first, counts)[:, None])},
                     {"first_query_pos": first, "first_key_pos": np.zeros_like(first)})
         if o.pos_encoding_mode == "NONE" or not lens.any():
             return {}, {}
@@ -332,7 +318,12 @@ class _Wrapper:
             result = run_layer(attention_forward, (plan._as_parameter_, 0, abi.FOLIO_ATTENTION_DECODER), context, at, q,
                                new_k, new_v, cache, 0, out, lse if lse is not None else want_lse, tail)
         except ArgumentError:
-            self._check_dtypes(q, k)
+            for name, x, argument, planned in (("q", q, "q_data_type", self._geometry[4]),
+                                               ("the paged KV cache", k, "kv_data_type", self._geometry[5])):
+                found = str(x.dtype).rpartition(".")[2]
+                if found != planned:
+                    raise ArgumentError(f"{name} has dtype {found}, but {argument} of plan() was {planned}; its "
+                                        "default is float16")
             raise
         if after:
             (result[0] if want_lse else result).mul_(after)
@@ -362,14 +353,6 @@ class _Wrapper:
         if self._layout == "HND":
             return q, _rotate(k.transpose(1, 2), at, *extra["turn"]).transpose(1, 2), v
         return q, _rotate(k, at, *extra["turn"]), v
-
-    def _check_dtypes(self, q: torch.Tensor, k: torch.Tensor) -> None:
-        for name, tensor, argument, planned in (("q", q, "q_data_type", self._geometry[4]),
-                                                ("the paged KV cache", k, "kv_data_type", self._geometry[5])):
-            found = str(tensor.dtype).rpartition(".")[2]
-            if found != planned:
-                raise ArgumentError(f"{name} has dtype {found}, but {argument} of plan() was {planned}; its default "
-                                    "is float16")
 
     def _split(self, cache: Any) -> tuple:
         """(k, v) of what run() was given."""
@@ -492,6 +475,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
     begin_forward = plan
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:  # type: ignore
+        if self._graph:
+            self._room = k.shape[self._layout == "HND"]  # keys that later steps may have
         return super().run(q, (k, v), **arguments)
 
     def _split(self, cache: Any) -> tuple:
@@ -512,6 +497,8 @@ def single_prefill_with_kv_cache(q: torch.Tensor, k: torch.Tensor, v: torch.Tens
                                  k_scale: Any = None, v_scale: Any = None, **options: Any) -> Any:
     """One sequence. q [rows, heads, size], k and v as in BatchPrefillWithRaggedKVCacheWrapper, and its options. Returns
     out, or (out, lse [rows, heads])."""
+    if not all(isinstance(x, torch.Tensor) for x in (q, k, v)):
+        raise TypeError("q, k and v must be torch tensors")
     context = default_context(array(q).device)
     key = ("single", context, None if context.on_host else context.stream(), kv_layout, q.shape[1:], k.shape[-1],
            v.shape[-1], q.dtype, k.dtype)
@@ -705,11 +692,7 @@ def _merge_base2(values: list, states: list) -> tuple:
 
 def _run_op(q: Any, k: Any, v: Any, scale: float, k_scale: float, v_scale: float, sinks: Any, key: int,
             want_lse: bool) -> tuple:
-    found = _wrappers.get(key)
-    wrapper = found() if found is not None else None
-    if wrapper is None:
-        raise ArgumentError(f"there is no wrapper with key {key}; it must live as long as compiled code calls it")
-    out, lse = wrapper._run(q, k, v, scale, k_scale, v_scale, sinks, want_lse)
+    out, lse = find(_Wrapper, key)._run(q, k, v, scale, k_scale, v_scale, sinks, want_lse)
     return out, q.new_empty((0,), dtype=torch.float32) if lse is None else lse
 
 

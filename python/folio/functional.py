@@ -44,13 +44,11 @@ def attend(q: Any, k: Any = None, v: Any = None, *, cache: Optional[KVCache] = N
     ctx = given_or_default(context)
     starts = host_array(query_start, np.int32, "query_start")
     lens = host_array(seq_lens, np.int32, "seq_lens")
-    tables = table_array(block_tables, "block_tables")
     num_seqs = starts.size - 1 if starts is not None else lens.size if lens is not None else 1
     for name, value, count in (("query_start", starts, num_seqs + 1), ("seq_lens", lens, num_seqs)):
         if value is not None and value.shape != (count,):
             raise ArgumentError(f"{name} has shape {value.shape}; it must be ({count},)")
-    if tables is not None and (tables.ndim != 2 or tables.shape[0] != num_seqs):
-        raise ArgumentError(f"block_tables has shape {tables.shape}; it must be [{num_seqs}, blocks]")
+    tables = table_array(block_tables, "block_tables", num_seqs)
     if k is not None:
         kv_heads, v_size = _dims(k, "k")[1], (_dims(v, "v")[2] if v is not None else 0)
     elif cache is not None:

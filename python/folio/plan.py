@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from typing import Any, NamedTuple, Optional, Sequence, Union
+from collections import namedtuple
+from typing import Any, Optional, Sequence, Union
 
 import numpy as np
 
 from . import _abi as abi
-from ._arrays import Array, array, host_array
-from ._arrays import _BY_NAME as _DTYPES
+from ._arrays import _BY_NAME, Array, array, own_array
 from ._library import Handle, check, create, handle_of, integer, lib, make, packer, text
 from ._run import Torch, empty, floats, lse_array, place_check, refuse_gradients, rows, run_of
 from .attention import Attention, Rotary, type_of
@@ -32,7 +32,6 @@ class Plan(Handle):
 
     max_seqs, max_query_tokens, max_seq_len   limits of a step: give all of them, and updates and forwards allocate
                         nothing in C. Or give none: the plan grows with its steps. graph and update_device need limits
-
     attentions          one Attention or a list of them
     types               for each attention the types it runs as: "decoder" (default), "encoder", "encoder_only",
                         "encoder_decoder"; a name, or a list of names or of lists of names
@@ -44,11 +43,12 @@ class Plan(Handle):
                         with one launch less per layer (docs/cuda.md has the conditions)
     """
 
+    _last: Any = None  # what an update of folio.flash_attn was made of; False: never the same again
+
     def __init__(self, attentions: Union[Attention, Sequence[Attention]], *, max_seqs: int = 0,
                  max_query_tokens: int = 0, max_seq_len: int = 0, cache: Optional[KVCache] = None,
-                 cross_cache: Optional[KVCache] = None,
-                 types: Any = None, block_size: int = 0, num_blocks: int = 0, cross_num_blocks: int = 0,
-                 max_encoder_tokens: int = 0, max_query_len: int = 0, graph: bool = False,
+                 cross_cache: Optional[KVCache] = None, types: Any = None, block_size: int = 0, num_blocks: int = 0,
+                 cross_num_blocks: int = 0, max_encoder_tokens: int = 0, max_query_len: int = 0, graph: bool = False,
                  batch_invariant: bool = False, private_slots: bool = False,
                  context: Optional[Context] = None) -> None:
         self.attentions = [attentions] if isinstance(attentions, Attention) else list(attentions)
@@ -65,9 +65,13 @@ class Plan(Handle):
                     max_query_len=max_query_len,
                     flags=abi.FOLIO_PLAN_GRAPH * graph | abi.FOLIO_PLAN_BATCH_INVARIANT * batch_invariant
                     | abi.FOLIO_PLAN_PRIVATE_SLOTS * private_slots)
-        sets = _type_sets(types, len(self.attentions))
-        if sets is not None:
-            desc.types = ctypes.addressof(sets)
+        if types is not None:
+            given = [types] * len(self.attentions) if isinstance(types, str) else list(types)
+            if len(given) != len(self.attentions):
+                raise ArgumentError(f"types has {len(given)} entries, but there are {len(self.attentions)} attentions")
+            sets = [sum(1 << type_of(name) for name in ([t] if isinstance(t, str) else t)) for t in given]
+            bits = (ctypes.c_uint32 * len(sets))(*sets)
+            desc.types = ctypes.addressof(bits)
         super().__init__(create(lib.folio_plan_create, self.context, ctypes.byref(desc)), lib.folio_plan_destroy,
                          (self.context, self.attentions))
         self.max_seqs, self.max_query_tokens, self.max_seq_len = max_seqs, max_query_tokens, max_seq_len
@@ -115,10 +119,11 @@ class Plan(Handle):
         """One attention layer over the batch of the last update: writes k and v to the cache, then attends.
 
         q [tokens, heads, head_size], k and v [tokens, kv_heads, head_size], or the same with the last two dims
-        joined. Returns out, or (out, lse) if lse is True or an array. out: where the result goes; a new array of
-        q's library if None. slopes: ALiBi [heads]. sinks: [heads]. bias: [seqs, heads, queries, keys], dims of 1 are
-        broadcast. append: the keys are the cached ones, then k and v; nothing is written. workspace: from
-        new_workspace(), if several threads run this plan at once; the plan's own serves one at a time.
+        joined; or [seqs, rows, heads, head_size], with one stride between rows. Returns out, or (out, lse) if lse is
+        True or an array. out: where the result goes; a new array of q's library if None. slopes: ALiBi [heads].
+        sinks: [heads]. bias: [seqs, heads, queries, keys], dims of 1 are broadcast. append: the keys are the cached
+        ones, then k and v; nothing is written. workspace: from new_workspace(), if several threads run this plan at
+        once; the plan's own serves one at a time.
         """
         at = self.attentions[0] if attention is _FIRST else self._attention(attention)
         if type_(layer) is not int or layer >> 31:
@@ -163,14 +168,8 @@ class Plan(Handle):
         return size.value
 
 
-class Dims(NamedTuple):
-    """What run_layer() reads of an Attention, where there is none."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    v_head_size: int
-    row_size: int
+# what run_layer() reads of an Attention, where there is none
+Dims = namedtuple("Dims", "num_heads num_kv_heads head_size v_head_size row_size")
 
 
 def run_layer(call: Any, first: tuple, ctx: Context, at: Any, q: Any, k: Any, v: Any, cache: Optional[KVCache],
@@ -201,8 +200,9 @@ def run_layer(call: Any, first: tuple, ctx: Context, at: Any, q: Any, k: Any, v:
         o_data, o_type, o_tokens, o_token, o_head = out.data_ptr(), dtype, tokens, q_token, q_head
     else:
         if out is None:
-            flat = len(q.shape if hasattr(q, "shape") else array(q).shape) == 2
-            out = empty(ctx, (tokens, heads * at.v_head_size) if flat else (tokens, heads, at.v_head_size), dtype, q)
+            shape = q.shape if hasattr(q, "shape") else array(q).shape
+            size = heads * at.v_head_size if len(shape) == 2 else at.v_head_size
+            out = empty(ctx, (*shape[:-1], size), dtype, q)
         o_data, o_type, o_tokens, o_token, o_head, o_keep = rows(ctx, out, "out", heads, at.v_head_size, True,
                                                                  stream)
     lse_data = lse_token = lse_head = 0
@@ -220,16 +220,6 @@ def run_layer(call: Any, first: tuple, ctx: Context, at: Any, q: Any, k: Any, v:
     if status:
         check(status)
     return out if lse is None else (out, lse)
-
-
-def _type_sets(types: Any, count: int) -> Any:
-    if types is None:
-        return None
-    given = [types] * count if isinstance(types, str) else list(types)
-    if len(given) != count:
-        raise ArgumentError(f"types has {len(given)} entries, but there are {count} attentions")
-    sets = [sum(1 << type_of(name) for name in ([t] if isinstance(t, str) else t)) for t in given]
-    return (ctypes.c_uint32 * count)(*sets)
 
 
 def _device_index(context: Context, value: Any, kind: str, name: str, rank: int) -> Array:
@@ -253,7 +243,12 @@ def options(context: Context, at: Any, slopes: Any = None, sinks: Any = None, bi
     if positions is not None:
         if rotary is None:
             raise ArgumentError("positions are given without rotary")
-        keep_positions = _positions(context, positions, tokens)
+        if context.place[0] == "cpu":
+            keep_positions = array(own_array(positions, np.int64, "positions"))
+        else:
+            keep_positions = _device_index(context, positions, "int64", "positions", 1)
+        if tuple(keep_positions.shape) != (tokens,):
+            raise ArgumentError(f"positions has shape {tuple(keep_positions.shape)}; it must be [{tokens}]")
         positions_at = keep_positions.data
     bias_fields, keep_bias = _bias(context, bias)
     rotary_at = 0 if rotary is None else handle_of(rotary, Rotary, "rotary")
@@ -276,14 +271,4 @@ def _bias(context: Context, value: Any) -> tuple:
                             "[seqs, heads, queries, keys]")
     shape = [n if s else 1 for n, s in zip(a.shape, a.strides)]  # a dim that expand() made is broadcast by the library
     strides = [s if n > 1 else 1 for n, s in zip(shape, a.strides)]
-    return (a.data, _DTYPES[a.dtype], *shape, *strides), a
-
-
-def _positions(context: Context, value: Any, tokens: int) -> Array:
-    if context.place[0] == "cpu":
-        a = array(host_array(value, np.int64, "positions"))
-    else:
-        a = _device_index(context, value, "int64", "positions", 1)
-    if tuple(a.shape) != (tokens,):
-        raise ArgumentError(f"positions has shape {tuple(a.shape)}; it must be [{tokens}]")
-    return a
+    return (a.data, _BY_NAME[a.dtype], *shape, *strides), a

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from typing import Any, Callable, Optional, Sequence as Seq
 
 import numpy as np
 
 from . import _abi as abi
 from ._arrays import address, required_array
-from ._library import Handle, check, create, fill, handle_of, integer, lib, make
+from ._library import Handle, check, choice, create, fill, handle_of, integer, lib, make
 from ._run import run_of
 from .batch import _copy, _fields
 from .cache import KVCache
@@ -17,9 +18,13 @@ from .context import Context, given_or_default
 from .errors import ArgumentError
 
 _TIERS = {"device": abi.FOLIO_TIER_DEVICE, "host": abi.FOLIO_TIER_HOST, "disk": abi.FOLIO_TIER_DISK}
+_tier = partial(choice, "tier", _TIERS)
 _TIER_NAMES = {value: name for name, value in _TIERS.items()}
 _STATES = {abi.FOLIO_SEQUENCE_RESIDENT: "resident", abi.FOLIO_SEQUENCE_LEAVING: "leaving",
            abi.FOLIO_SEQUENCE_SWAPPED: "swapped", abi.FOLIO_SEQUENCE_COMING: "coming"}
+_WIPES = {"forget": abi.FOLIO_WIPE_ON_FORGET, "free": abi.FOLIO_WIPE_ON_FREE, "salt": abi.FOLIO_WIPE_ON_SALT,
+          "never": abi.FOLIO_WIPE_NEVER}
+_POLICIES = {"recompute": abi.FOLIO_PREEMPT_RECOMPUTE, "swap": abi.FOLIO_PREEMPT_SWAP}
 _EVENT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(abi.folio_cache_event))
 
 
@@ -28,18 +33,15 @@ def _tokens(ids: Any) -> tuple:
     return make(abi.folio_tokens, num_tokens=given.size, ids=address(given)), given
 
 
-def _tier(name: str) -> int:
-    if name not in _TIERS:
-        raise ArgumentError(f"tier {name!r} is not one of {', '.join(_TIERS)}")
-    return _TIERS[name]
-
-
 class Pool(Handle):
     """The blocks of one or more caches.
 
     caches       one KVCache, or one for each layer group (the layers that see the same keys)
     windows      for each group the tokens that a token sees, itself included; 0 or None: all
     host_blocks  blocks of a tier in host memory; store_path, store_bytes: a tier in a file
+    store_key    16 to 64 secret bytes: frames of the file that were not made with them are not read
+    wipe         when K, V and ids that nothing needs are overwritten with zeros: "forget", "free", "salt" (as "free",
+                 and the prefix cache forgets a salt with its last sequence) or "never"
     on_event     called with a dict for each block that enters or leaves the prefix cache; must not call the pool
     """
 
@@ -47,7 +49,8 @@ class Pool(Handle):
                  cross_cache: Optional[KVCache] = None, context: Optional[Context] = None, num_blocks: int = 0,
                  watermark: int = 0, check_invariants: bool = False, hash_key: int = 0, host_blocks: int = 0,
                  store_path: Optional[str] = None, store_bytes: int = 0, model: str = "",
-                 on_event: Optional[Callable[[dict], None]] = None, stream: Optional[int] = None) -> None:
+                 on_event: Optional[Callable[[dict], None]] = None, stream: Optional[int] = None,
+                 wipe: str = "forget", store_key: Optional[bytes] = None) -> None:
         self.caches = [caches] if isinstance(caches, KVCache) else list(caches)
         if not self.caches:
             raise ArgumentError("caches is empty")
@@ -59,12 +62,14 @@ class Pool(Handle):
             raise ArgumentError(f"windows has {len(windows)} entries, but there are {len(self.caches)} caches")
         groups = (abi.folio_layer_group * len(self.caches))(
             *[abi.folio_layer_group(w or 0, c._as_parameter_) for w, c in zip(windows, self.caches)])
+        key = None if store_key is None else ctypes.create_string_buffer(bytes(store_key))
         desc = make(abi.folio_pool_desc, num_blocks=num_blocks, num_layer_groups=len(self.caches),
                     layer_groups=ctypes.addressof(groups), watermark=watermark, hash_key=hash_key,
                     cross_cache=None if cross_cache is None else handle_of(cross_cache, KVCache, "cross_cache"),
                     flags=abi.FOLIO_POOL_CHECK if check_invariants else 0, host_blocks=host_blocks,
                     store_path=store_path.encode() if store_path else None, store_bytes=store_bytes,
-                    model=model.encode() if model else None,
+                    model=model.encode() if model else None, wipe=choice("wipe", _WIPES, wipe),
+                    store_key=None if key is None else ctypes.addressof(key), store_key_bytes=len(store_key or b""),
                     stream=stream if stream is not None else self.context.stream())
         callback = _EVENT(lambda _, event: on_event(_event(event.contents))) if on_event else None
         if callback:
@@ -178,10 +183,7 @@ class Sequence(Handle):
 
     def preempt(self, policy: str = "recompute", *, stream: Optional[int] = None) -> None:
         """Takes the sequence's blocks away: "recompute" drops K and V, "swap" moves them to a lower tier."""
-        policies = {"recompute": abi.FOLIO_PREEMPT_RECOMPUTE, "swap": abi.FOLIO_PREEMPT_SWAP}
-        if policy not in policies:
-            raise ArgumentError(f"policy {policy!r} is not one of {', '.join(policies)}")
-        check(lib.folio_sequence_preempt(self._as_parameter_, policies[policy],
+        check(lib.folio_sequence_preempt(self._as_parameter_, choice("policy", _POLICIES, policy),
                                          run_of(self.pool.context, None, stream), None))
 
     def resume(self, ids: Any = None, *, stream: Optional[int] = None) -> int:

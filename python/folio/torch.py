@@ -24,7 +24,9 @@ on its stream, or of plan.update_device() if that was captured too.
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
+from functools import partial
 from typing import Any, Callable, Optional
 
 import torch
@@ -57,7 +59,23 @@ class Step:
 
 
 _keys = itertools.count()
-_layers: dict[int, Any] = {}  # key: weak reference to a Layer
+_objects: dict[int, Any] = {}  # key: weak reference
+
+
+def register(found: Any) -> int:
+    """The key by which operators find an object, as long as it lives."""
+    key = next(_keys)
+    _objects[key] = weakref.ref(found)
+    weakref.finalize(found, _objects.pop, key, None).atexit = False
+    return key
+
+
+def find(kind: type, key: int) -> Any:
+    found = _objects.get(key, lambda: None)()
+    if not isinstance(found, kind):
+        raise ArgumentError(f"there is no {kind.__module__}.{kind.__name__} with key {key}; it must live as long as it "
+                            "is called")
+    return found
 
 
 class Layer:
@@ -83,9 +101,7 @@ class Layer:
         self.k_cache, self.v_cache = k_cache, v_cache
         self._plan: Optional[Plan] = None
         self._number = 0  # of the attention in the plan
-        self.key = next(_keys)
-        _layers[self.key] = weakref.ref(self)
-        weakref.finalize(self, _layers.pop, self.key, None).atexit = False
+        self.key = register(self)
 
     def __call__(self, q: torch.Tensor, k: Optional[torch.Tensor] = None, v: Optional[torch.Tensor] = None,
                  out: Optional[torch.Tensor] = None) -> torch.Tensor:
@@ -119,20 +135,12 @@ class Layer:
         raise ArgumentError(f"the step's plan was made without this layer's attention, {self.attention!r}")
 
 
-def _find(key: int) -> Layer:
-    found = _layers.get(key)
-    layer = found() if found is not None else None
-    if layer is None:
-        raise ArgumentError(f"there is no folio.torch.Layer with key {key}; it must live as long as it is called")
-    return layer
-
-
 def _run(q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any, key: int, out: Any = None, lse: bool = False) -> Any:
     try:
-        layer = _layers[key]()
+        layer = _objects[key]()
         plan = layer.step.plan
     except (KeyError, AttributeError):  # it was never there, or it is gone
-        layer = _find(key)
+        layer = find(Layer, key)
         plan = layer.step.plan
     if plan is None or plan is not layer._plan:
         plan = layer._bind(plan)
@@ -140,33 +148,20 @@ def _run(q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any, key: int, out: Any 
                      layer.attention, q, k, v, layer.cache, layer.layer, out, lse, layer._tail)
 
 
-def _run_lse(q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any, key: int) -> Any:
-    return _run(q, k, v, k_cache, v_cache, key, None, True)
-
-
 def _run_out(q: Any, k: Any, v: Any, out: Any, k_cache: Any, v_cache: Any, key: int) -> None:
     _run(q, k, v, k_cache, v_cache, key, out)
 
 
-def _forward_fake(q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any, key: int) -> Any:
-    at = _find(key).attention
-    if q.dim() == 2:
-        return q.new_empty((q.shape[0], at.num_heads * at.v_head_size))
-    return q.new_empty((q.shape[0], at.num_heads, at.v_head_size))
-
-
-def _forward_lse_fake(q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any, key: int) -> Any:
-    lse = q.new_empty((q.shape[0], _find(key).attention.num_heads), dtype=torch.float32)
-    return _forward_fake(q, k, v, k_cache, v_cache, key), lse
-
-
-def _forward_out_fake(q: Any, k: Any, v: Any, out: Any, k_cache: Any, v_cache: Any, key: int) -> None:
-    return None
+def _fake(q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any, key: int) -> tuple:
+    at = find(Layer, key).attention
+    heads = (at.num_heads, at.v_head_size)
+    out = q.new_empty((q.shape[0], *heads) if q.dim() == 3 else (q.shape[0], math.prod(heads)))
+    return out, q.new_empty((q.shape[0], at.num_heads), dtype=torch.float32)
 
 
 define("forward(Tensor q, Tensor? k, Tensor? v, Tensor(a!)? k_cache, Tensor(b!)? v_cache, int key) -> Tensor",
-       _run, _forward_fake)
+       _run, lambda *given: _fake(*given)[0])
 define("forward_lse(Tensor q, Tensor? k, Tensor? v, Tensor(a!)? k_cache, Tensor(b!)? v_cache, int key) "
-       "-> (Tensor, Tensor)", _run_lse, _forward_lse_fake)
+       "-> (Tensor, Tensor)", partial(_run, lse=True), _fake)
 define("forward_out(Tensor q, Tensor? k, Tensor? v, Tensor(a!) out, Tensor(b!)? k_cache, Tensor(c!)? v_cache, int key) "
-       "-> ()", _run_out, _forward_out_fake)
+       "-> ()", _run_out, lambda *_: None)

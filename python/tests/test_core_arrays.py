@@ -11,6 +11,8 @@ import pytest
 import torch
 
 import folio
+import folio.flash_attn
+import folio.flashinfer
 from core_support import Arrays, Step
 from folio import _abi as abi
 from folio._arrays import array, dtype_of
@@ -218,6 +220,23 @@ def test_fused_qkv(views: Arrays, dtype: str) -> None:
     check(views.get(out).reshape(21, 4, 32), expected, dtype)
     wide = fused.reshape(21, 8, 32)
     check(views.get(plan.forward(wide[:, :4], wide[:, 4:6], wide[:, 6:], cache=step.cache)), expected, dtype)
+
+
+@pytest.mark.parametrize("seqs, each", [(3, 2), (6, 1), (1, 6)], ids=str)
+def test_rows_by_sequence(views: Arrays, seqs: int, each: int) -> None:
+    """[seqs, rows, heads, size] with one stride between rows; others have none and are refused."""
+    room = random((seqs, 2, 8, 32) if each == 1 else (seqs, each, 8, 32))
+    rows = room[:, :each].reshape(seqs * each, 8, 32)
+    step = Step(views, [each] * seqs, [each] * seqs)
+    plan, fused = step.ready(), views.put(room)[:, :each]
+    out = plan.forward(fused[:, :, :4], fused[:, :, 4:6], fused[:, :, 6:], cache=step.cache)
+    assert tuple(out.shape) == (seqs, each, 4, 32)
+    for i in range(seqs):
+        part = rows[i * each:(i + 1) * each]
+        check(views.get(out)[i], attention(part[:, :4], part[:, 4:6], part[:, 6:])[0])
+    if seqs > 1 and each > 1:
+        with pytest.raises(folio.ArgumentError, match=r"q has shape \(3, 2, 4, 32\); it must be \[tokens, 4, 32\]"):
+            plan.forward(views.put(random((3, 3, 4, 32)))[:, :2], cache=step.cache)
 
 
 def test_heads_before_tokens(views: Arrays) -> None:
@@ -460,3 +479,74 @@ def test_read_only_lse(numpy_step: Step) -> None:
     lse.flags.writeable = False
     with pytest.raises(folio.ArgumentError, match="^lse is read-only$"):
         plan.forward(*numpy_step.inputs(), cache=numpy_step.cache, lse=lse)
+
+
+# --- what another library may get wrong ---
+
+
+def test_dlpack_of_another_version_is_rejected() -> None:
+    producer = Producer(random((2, 2, 8)))
+    producer.struct.major = 2
+    with pytest.raises(folio.ArgumentError, match="version is 2.0; it must be 1.x"):
+        array(producer)
+
+
+def test_a_capsule_on_another_device_is_rejected() -> None:
+    for versioned in (False, True):
+        producer = Producer(random((2, 2, 8)), versioned)
+        producer.struct.tensor.device_type = 2
+        with pytest.raises(folio.ArgumentError, match="capsule is on device 2:0, but .* gives 1:0"):
+            array(producer)
+        assert producer.alive == 0
+
+
+def test_no_capsule_is_rejected() -> None:
+    producer = Producer(random((2, 2, 8)))
+    for made in (None, new_capsule(ctypes.addressof(producer.struct), b"used_dltensor", None)):
+        producer.__class__ = type("Odd", (Producer,), {"__dlpack__": lambda self, made=made, **_: made})
+        with pytest.raises(folio.ArgumentError, match=r"Odd.__dlpack__\(\) gave no DLPack capsule"):
+            array(producer)
+
+
+@pytest.mark.parametrize("bad", [99, -1, "void", object])
+def test_dtypes_that_are_none(bad: Any) -> None:
+    with pytest.raises(folio.ArgumentError, match="dtype .* is not one of f32"):
+        dtype_of(bad)
+
+
+def test_elements_without_bytes_are_rejected() -> None:
+    with pytest.raises(folio.ArgumentError, match=r"dtype \|V0, whose elements have no bytes"):
+        array(np.zeros((2, 2, 8), "V0"))
+
+
+def test_arrays_without_a_shape_are_named() -> None:
+    q, rows = Producer(random((1, 1, 4, 32))), random((1, 16, 4, 32))
+    for call in (lambda: folio.flash_attn.flash_attn_func(q, q, q),
+                 lambda: folio.flash_attn.flash_attn_with_kvcache(q, rows, rows, cache_seqlens=3),
+                 lambda: folio.flash_attn.flash_attn_with_kvcache(rows[:, :1], rows, rows, q, q, cache_seqlens=3)):
+        with pytest.raises(TypeError, match="need a shape, which Producer has not"):
+            call()
+    with pytest.raises(TypeError, match="must be torch tensors"):
+        folio.flashinfer.single_prefill_with_kv_cache(q, q, q)
+
+
+# --- arrays that other threads change ---
+
+
+def test_index_arrays_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = folio.KVCache(folio.Context("cpu"), num_blocks=3, block_size=4, num_kv_heads=2, head_size=8, dtype="f32")
+    k, slots, pairs = random((3, 2, 8)), np.array([1, 2, 3]), np.array([[0, 1]])
+    for name, call in (("folio_kv_cache_write", lambda: cache.write(0, k, k, slots)),
+                       ("folio_kv_cache_gather", lambda: cache.gather(0, slots)),
+                       ("folio_kv_cache_copy_blocks", lambda: cache.copy_blocks(pairs))):
+        function = getattr(folio.cache.lib, name)
+
+        def other_thread(*args: Any) -> int:
+            slots[:], pairs[:] = 1 << 40, 1 << 40
+            return function(*args)
+
+        monkeypatch.setattr(folio.cache.lib, name, other_thread)
+        call()
+        monkeypatch.undo()
+        slots[:], pairs[:] = [1, 2, 3], [[0, 1]]
+    assert (cache.gather(0, slots)[0] == k).all()

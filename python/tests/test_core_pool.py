@@ -200,6 +200,31 @@ def test_a_store_outlives_its_pool(arrays: Arrays, tmp_path: Path) -> None:
     again.run(ids + [1], sequence)
 
 
+def test_a_store_has_the_key_it_was_made_with(arrays: Arrays, tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    options = {"store_path": str(path), "store_bytes": 1 << 20, "hash_key": 7, "wipe": "never"}
+    ids = list(range(40))
+    engine = Engine(arrays, store_key=bytes(range(32)), **options)
+    sequence = engine.pool.sequence()
+    engine.run(ids, sequence)
+    sequence.close()
+    assert engine.pool.swap_out("disk", 8) == 2
+    engine.pool.close()
+    for key, words in ((None, "with a store key, here there is none"), (bytes(32), "another store key"),
+                       (b"short", "store_key_bytes is 5")):
+        with pytest.raises(folio.ArgumentError, match=words):
+            Engine(arrays, store_key=key, **options)
+    again = Engine(arrays, store_key=bytes(range(32)), **options | {"wipe": "forget"})
+    sequence = again.pool.sequence()
+    assert sequence.match(ids) == 32
+    sequence.close()
+    assert any(path.read_bytes()[4096:])
+    again.pool.forget()
+    assert not any(path.read_bytes()[4096:])
+    with pytest.raises(folio.ArgumentError, match="wipe 'often' is not one of forget, free, salt, never"):
+        Engine(arrays, wipe="often")
+
+
 def test_windows_release_blocks(arrays: Arrays) -> None:
     engine = Engine(arrays, window=20)
     ids = list(range(70))

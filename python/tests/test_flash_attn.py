@@ -892,3 +892,24 @@ def test_gradients_of_new_keys_are_refused():
     table = torch.tensor([[0, 1]], dtype=torch.int32)
     with pytest.raises(folio.UnsupportedError, match="no backward pass"):
         flash_attn_with_kvcache(q, pages, pages.clone(), new, q, cache_seqlens=3, block_table=table, causal=True)
+
+
+@pytest.mark.parametrize("numpy", [False, True])
+def test_rotary_tables_written_in_place(numpy: bool) -> None:
+    """The tables of a call are those that it is given, not those that lay there at an earlier call."""
+    cos, sin = torch.ones(32, 16), torch.zeros(32, 16)
+    q, k = torch.randn(1, 1, 4, 32), torch.randn(1, 1, 4, 32)
+
+    def run(cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        cache = torch.zeros(2, 1, 32, 4, 32)
+        given = [x.numpy() if numpy else x for x in (q, cache[0], cache[1], k, k, cos, sin)]
+        folio.flash_attn.flash_attn_with_kvcache(*given, cache_seqlens=3, causal=True)
+        return cache[0]
+
+    before = run(cos, sin)
+    angles = torch.rand(32, 16) + 1.0
+    cos.copy_(angles.cos()), sin.copy_(angles.sin())
+    after = run(cos, sin)
+    assert (after == run(cos.clone(), sin.clone())).all() and (after - before).abs().max() > 0.1
+    cos.numpy()[3], sin.numpy()[3] = 1.0, 0.0  # torch does not count it
+    assert (run(cos, sin) == before).all()

@@ -27,12 +27,14 @@ class Elsewhere:
 class DevicePlan:
     """A plan with update_device() on the host."""
 
-    def __init__(self, at, block_size, num_blocks, seqs, tokens, query_len, longest):
+    _last = None
+
+    def __init__(self, at, block_size, num_blocks, seqs, tokens, query_len, longest, stream):
         self.block_size, self.longest, self.query_len = block_size, longest, query_len
         self.plan = folio.Plan(at, block_size=block_size, num_blocks=num_blocks, max_seqs=seqs + 1,  # one of padding
                                max_query_tokens=tokens, max_seq_len=longest, context=at.context._context)
 
-    def update_device(self, *, seq_lens, block_tables, query_start, num_query_tokens, causality_per_seq,
+    def update_device(self, *, seq_lens, block_tables, query_start, num_query_tokens, stream, causality_per_seq,
                       first_query_pos=None, first_key_pos=None):
         assert seq_lens.dtype == torch.int32 and (block_tables is None or block_tables.dtype == torch.int32)
         if block_tables is not None:  # room for the longest sequence, as an update from device arrays asks for
@@ -145,3 +147,50 @@ def test_one_row_of_slopes_for_all():
 def test_heads_of_other_sizes():
     for sizes in ((59, 59), (40, 59), (59, 40)):
         flash.test_heads_of_other_sizes("cpu", sizes, True)
+
+
+def test_layers_of_a_step_share_an_update(monkeypatch):
+    """A plan is updated once for the layers of a step, and again as soon as anything may have changed."""
+    plans, updates, layers = {}, [], [flash.Pages("cpu", [12, 12], 4) for _ in range(3)]
+    update = DevicePlan.update_device
+    monkeypatch.setattr(_oneshot, "device_plan", lambda *key: plans.setdefault(key[1:], DevicePlan(*key)))
+    monkeypatch.setattr(DevicePlan, "update_device", lambda self, **given: updates.append(1) or update(self, **given))
+    q, table = torch.randn(2, 4, 64), layers[0].table
+    lens, starts = torch.tensor([9, 12], dtype=torch.int32), torch.tensor([0, 1, 2], dtype=torch.int32)
+
+    def run(layer, used, varlen=False):
+        pages = layers[layer]
+        out = (flash.flash_attn_varlen_func(q, pages.k, pages.v, starts, None, 1, 12, block_table=table, seqused_k=used)
+               if varlen else flash.flash_attn_with_kvcache(q[:, None], pages.k, pages.v, cache_seqlens=used,
+                                                            block_table=table)[:, 0])
+        for i, n in enumerate(used):
+            kept = [x[table[i].long()].flatten(0, 1)[:n] for x in (pages.k, pages.v)]
+            flash.check(out[i:i + 1], flash.attention(q[i:i + 1], *kept)[0])
+
+    def count(*calls, **options):
+        before = len(updates)
+        for layer, used in calls:
+            run(layer, used, **options)
+        return len(updates) - before
+
+    assert module._marks((np.zeros(2, np.int32),)) is None
+    for varlen in (False, True):
+        assert count((0, lens), (1, lens), (2, lens), varlen=varlen) == 1
+        assert count((0, lens), (1, lens), (2, lens), varlen=varlen) == 1  # another step: changed by others than torch?
+        lens -= 2
+        assert count((1, lens), (2, lens), varlen=varlen) == 1
+        lens.numpy()[:] += 1  # which torch does not see
+        assert count((1, lens), (0, lens), varlen=varlen) == 1
+        table[:, :2] = table[:, :2].flip(0).clone()
+        assert count((2, lens), varlen=varlen) == 1
+        lens.data = torch.tensor([3, 4], dtype=torch.int32)
+        assert count((0, lens), varlen=varlen) == 1
+        assert count((1, lens.clone()), (2, lens.clone()), varlen=varlen) == 2
+        with torch.inference_mode():
+            made = lens.clone()
+            assert count((0, made), (1, made), (2, made), varlen=varlen) == 3
+        for plan in plans.values():
+            plan._last = False  # a CUDA graph has it
+        assert count((0, lens), (1, lens), varlen=varlen) == 2
+        plans.clear()
+        lens = torch.tensor([9, 12], dtype=torch.int32)

@@ -36,6 +36,17 @@ def test_licence_is_the_repository_s() -> None:
         assert copy.read_text() == (REPOSITORY / "LICENSE").read_text()
 
 
+def test_licences_of_what_is_linked_are_named() -> None:
+    vendored = REPOSITORY / "src" / "vendor" / "blake2" / "COPYING"
+    assert (SOURCE / "licenses" / "blake2.txt").read_text() == vendored.read_text()
+    for folder, names in ((SOURCE, ("BSD-2-Clause", "CC0-1.0")),
+                          (SOURCE / "cuda", ("LicenseRef-NVIDIA-CUDA-Toolkit-EULA",))):
+        given = re.search(r'^license = "(.*)"', (folder / "pyproject.toml").read_text(), re.M)[1]
+        assert given.split(" AND ") == ["Apache-2.0", *names]
+        assert 'license-files = ["LICENSE", "licenses/*.txt"]' in (folder / "pyproject.toml").read_text()
+    assert "cudart_static" in (SOURCE / "cuda" / "licenses" / "nvidia-cuda-runtime.txt").read_text()
+
+
 def test_names_of_the_package_exist_and_have_docs() -> None:
     assert len(folio.__all__) == len(set(folio.__all__))
     for name in folio.__all__:

@@ -48,7 +48,7 @@ def check_wheel(wheel: Path) -> None:
     info = f"folio_attention-{folio.__version__}"
     assert {"folio/libfolio.so", "folio/libfolio_openmp.so", "folio/_abi.py", "folio/py.typed", "folio/__main__.py",
             f"{info}.data/scripts/folio", f"{info}.dist-info/licenses/LICENSE",
-            f"{info}.dist-info/licenses/licenses/xxhash.txt"} <= names
+            f"{info}.dist-info/licenses/licenses/blake2.txt", f"{info}.dist-info/licenses/licenses/xxhash.txt"} <= names
     assert {n for n in names if not n.startswith(("folio/", info))} == set()
     assert {n for n in names if n.endswith(".so")} == {"folio/libfolio.so", "folio/libfolio_openmp.so"}
 

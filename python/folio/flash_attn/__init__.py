@@ -16,9 +16,11 @@ here. For all functions:
     qv             for latents: q and k are what rotary turns, qv and v the rest; k and v are slices of one array
 
 Heads whose size is no multiple of 8 are padded in each call, those of a cache are refused. Plans are kept by geometry
-and refilled only if lengths or block tables changed. On a GPU a sequence whose lengths or blocks are invalid gets
-zeros; so does one with more queries than keys, unless max_seqlen_q > max_seqlen_k says that there may be some. In a
-CUDA graph, call the function once with the same shapes before the capture.
+and refilled only if lengths or block tables changed. On a GPU, where these are not read, the layers of a step share an
+update if they pass the same tensors, which torch has not changed since, with caches of their own; torch does not count
+the changes of tensors made in inference mode, so with these each layer updates. On a GPU a sequence whose lengths or
+blocks are invalid gets zeros; so does one with more queries than keys, unless max_seqlen_q > max_seqlen_k says that
+there may be some. In a CUDA graph, call the function once with the same shapes before the capture.
 """
 
 from __future__ import annotations
@@ -90,8 +92,8 @@ def flash_attn_with_kvcache(q: Any, k_cache: Any, v_cache: Any, k: Any = None, v
     kv_heads, size]. cache_seqlens: a number or int32 [seqs], the tokens in the cache before k and v; the first
     cache_leftpad[i] of these are not there. cache_batch_idx [seqs]: which row of the cache each sequence has.
     rotary_cos, rotary_sin [positions, rotary_size / 2] turn k and q, whose first rows are at position cache_seqlens, or
-    rotary_seqlens; so are all rows of q if neither causal nor with a window. They are read when first seen. Returns
-    out, or (out, lse [seqs, heads, queries] or [heads, total_q]).
+    rotary_seqlens; so are all rows of q if neither causal nor with a window. On a GPU, tables made under
+    inference_mode() must not change. Returns out, or (out, lse [seqs, heads, queries] or [heads, total_q]).
     """
     options = options_of(0.0, (q, k_cache, v_cache, k, v), others, window_size, softmax_scale, causal, softcap,
                          alibi_slopes, s_aux, k_descale, v_descale, return_softmax_lse)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
+from functools import partial
 from typing import Any, Callable, NamedTuple, Optional, get_type_hints
 
 import numpy as np
 
 from .. import _abi as abi
 from .. import _oneshot
-from .._arrays import _BY_NAME, array, is_torch, numpy_dtype, required_array
+from .._arrays import _BY_NAME, array, is_torch, numpy_dtype, required_array, starts_check, table_array
 from .._library import pair
 from .._run import compiling, empty, place_check, refuse_gradients
 from ..attention import Rotary
@@ -20,6 +21,7 @@ from .layers.rotary import count, places, rotate
 
 _NO_EFFECT = {"num_splits", "pack_gqa", "sm_margin", "scheduler_metadata"}
 _MAX = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+_NUMBERS = (int, bool, type(None))
 _OF_HEADS = (("alibi_slopes", "slopes"), ("s_aux", "sinks"), ("k_descale", "k_head_scales"),
              ("v_descale", "v_head_scales"))  # arguments, in the order of _Options, and fields of a forward
 _REFUSED = {"q_descale": "q is f32, f16 or bf16 here: multiply it by its scale",
@@ -68,6 +70,10 @@ def options_of(dropout_p: float, tensors: tuple, others: dict, window: Any, scal
         raise UnsupportedError(f"dropout_p is {dropout_p}; it must be 0.0: there is no dropout here")
     if is_torch(tensors[0]) and _torch().is_grad_enabled():
         refuse_gradients(*tensors)
+    for x in tensors:
+        if x is not None and not hasattr(x, "shape"):
+            raise TypeError(f"q, k and v need a shape, which {type(x).__name__} has not: pass np.from_dlpack(x) or "
+                            "torch.from_dlpack(x)")
     left = right = -1
     if window is not None and not (type(window) is tuple and window == (-1, -1)):
         if type(window) in (tuple, list) and None in window:
@@ -155,8 +161,8 @@ class _Call:
         strides = tuple(max(s, whole) if n == 1 else s for s, n in zip(v.strides, v.shape))
         return q._replace(shape=(*q.shape[:-1], whole)), v._replace(shape=(*k.shape[:-1], whole), strides=strides)
 
-    def prepare(self, o: _Options, q: Any, seqs: int, rows: int) -> tuple:
-        """Attention and options; returns out [rows, heads, v_size] and lse [heads, rows]."""
+    def prepare(self, o: _Options, q: Any, seqs: int, *rows: int) -> tuple:
+        """Attention and options; returns out [*rows, heads, v_size], lse [heads, all rows], and lse.T."""
         scale, causal, left, right, softcap, slopes, sinks, k_scales, v_scales, want_lse = o
         self.options: dict[str, Any] = {}
         self.each = False  # whether an option has a row for each sequence
@@ -176,8 +182,11 @@ class _Call:
         dtype = _BY_NAME.get(self.q.dtype)
         if dtype is None:
             raise ArgumentError(f"q has dtype {self.q.dtype}; it must be f32, f16 or bf16")
-        out = empty(self.context, (rows, self.heads, self.v_size), dtype, q)
-        return out, empty(self.context, (self.heads, rows), abi.FOLIO_F32, q) if want_lse else None
+        out = empty(self.context, (*rows, self.heads, self.v_size), dtype, q)
+        if not want_lse:
+            return out, None, None
+        lse = empty(self.context, (self.heads, math.prod(rows)), abi.FOLIO_F32, q)
+        return out, lse, lse.T
 
     def blocks(self, rows: int, size: int) -> Any:
         """k and v, one sequence after another, as a cache whose blocks have `size` tokens."""
@@ -187,10 +196,7 @@ class _Call:
 
 
 def _starts(value: Any, name: str, rows: int) -> np.ndarray:
-    starts = required_array(value, np.int32, name)
-    if starts.ndim != 1 or starts.size < 1 or starts[0] != 0 or (np.diff(starts) < 0).any() or starts[-1] > rows:
-        raise ArgumentError(f"{name} must start at 0, never decrease, and end at most at {rows}, the number of rows")
-    return starts
+    return starts_check(required_array(value, np.int32, name), name, rows, "rows")
 
 
 # ---- sequences one after another ----
@@ -206,14 +212,13 @@ def _varlen(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Optional[Any], max_q: Optio
     if call.odd:
         return _padded(_varlen, call, q, k, v, (cu_q, cu_k, max_q, max_k, None, used, None), o, out)
     seqs = len(cu_q) - 1
-    result, lse = call.prepare(o, q, seqs, call.q.shape[0])
+    result, lse, rows_lse = call.prepare(o, q, seqs, call.q.shape[0])
     if out is not None:
         result = out
     if call.each:
         return _one_by_one(q, k, v, cu_q, cu_k, block_table, used, qv, o, result, lse, out is None)
     if qv is not None:
         q = _beside(qv, q)
-    rows_lse = None if lse is None else lse.T
     if seqs < 1:  # all rows are behind the last sequence
         if call.context.on_host and out is None:
             _fill_unseen(result, rows_lse, None)
@@ -278,7 +283,7 @@ def _varlen_step(call: _Call, cu_q: Any, cu_k: Any, causal: bool, plain: bool, b
     if lens.shape != (seqs,):
         raise ArgumentError(f"there are {seqs} sequences of queries, but {lens.size} of keys")
     if block_table is not None:
-        return _oneshot.HostStep(starts, lens, _tables(block_table, seqs), causal), total, 0, 0
+        return _oneshot.HostStep(starts, lens, table_array(block_table, "block_table", seqs), causal), total, 0, 0
     if cu_k is None:
         raise ArgumentError("cu_seqlens_k is missing; without block_table it says where each sequence of k begins")
     if used is None and not call.latent and (plain or np.array_equal(starts, k_starts)):
@@ -304,61 +309,84 @@ def _paged(call: _Call) -> Any:
                          call.latent)
 
 
-def _tables(block_table: Any, seqs: int) -> np.ndarray:
-    tables = required_array(block_table, np.int32, "block_table")
-    if tables.ndim != 2 or tables.shape[0] != seqs:
-        raise ArgumentError(f"block_table has shape {tables.shape}; it must be [{seqs}, blocks]")
-    return tables
-
-
 def _varlen_device(call: _Call, causal: bool, q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: Optional[int],
                    max_k: Optional[int], block_table: Any, used: Any, out: Any, lse: Any) -> None:
-    torch = _torch()
     rows = call.q.shape[0]
     same = block_table is None and used is None and not call.latent and cu_q.data_ptr() == cu_k.data_ptr()
-    lens = used if used is not None else cu_k[1:] - cu_k[:-1]
-    cache, tables, longest = None, None, _oneshot.limit(max_k or max_q or rows)
+    cache, longest = None, _oneshot.limit(max_k or max_q or rows)
     if block_table is not None:
-        cache, tables = _paged(call), block_table
-        longest = tables.shape[1] * cache.block_size
+        cache = _paged(call)
+        longest = block_table.shape[1] * cache.block_size
     elif not same:
         if max_k is None:
             raise ArgumentError("max_seqlen_k is missing; on a GPU it must be given")
         cache = call.blocks(call.k.shape[0], 1)
-        tables = (cu_k[:-1, None] + torch.arange(longest, dtype=torch.int32, device=cu_k.device)).clamp_(
-            max=call.k.shape[0] - 1)
     more = cache is not None and (max_q or rows) > (max_k or longest)
-    device_forward(call.at, q, out, lse, None if more else cu_q, lens, max_q or rows, longest, causal=causal,
-                   cache=cache, tables=tables, k=k if same else None, v=v if same else None,
-                   each_row=(cu_q, lens) if more else None, **call.options)
+
+    def arrays() -> tuple:
+        lens, tables = used if used is not None else cu_k[1:] - cu_k[:-1], block_table
+        if cache is not None and tables is None:
+            torch = _torch()
+            tables = (cu_k[:-1, None] + torch.arange(longest, dtype=torch.int32, device=cu_k.device)).clamp_(
+                max=call.k.shape[0] - 1)
+        return cu_q, lens, tables
+
+    device_forward(call.at, q, out, lse, len(cu_q) - 1, rows, max_q or rows, longest, arrays,
+                   (cu_q, cu_k, used, block_table, causal, more, longest, call.k.shape[0]),
+                   None if cache is None else call.k.data, causal=causal, more=more, cache=cache,
+                   k=k if same else None, v=v if same else None, **call.options)
 
 
-def device_forward(at: Any, q: Any, out: Any, lse: Any, starts: Any, lens: Any, query_len: int, longest: int, *,
-                   causal: bool, cache: Any = None, tables: Any = None, k: Any = None, v: Any = None,
-                   each_row: Optional[tuple] = None, **options: Any) -> None:
-    """Attention on a GPU, from lengths and tables there. each_row: (starts, lens) of sequences that may have more rows
-    than keys; then each row becomes a sequence of its own."""
-    torch, extra = _torch(), {}
-    if each_row is not None:
-        starts_q, lens = each_row
-        seq, place = places(starts_q, lens - (starts_q[1:] - starts_q[:-1]), q.shape[0])
-        extra = {"first_query_pos": place.long(), "first_key_pos": torch.zeros_like(place, dtype=torch.int64)}
-        lens, tables, starts, query_len = lens[seq], tables[seq], None, 1
-    seqs = lens.shape[0]
-    plan = _oneshot.device_plan(at, cache.block_size if cache else 0, cache.num_blocks if cache else 0, seqs,
-                                q.shape[0], query_len, longest)
-    plan.update_device(seq_lens=lens, block_tables=tables, query_start=starts, num_query_tokens=q.shape[0],
-                       causality_per_seq=None if causal else torch.full_like(lens, abi.FOLIO_CAUSAL_NO), **extra)
-    plan.forward(q, k, v, cache=cache, out=out, lse=lse, **options)
+def _marks(made_of: tuple) -> Optional[list]:
+    """Equal for the same numbers and tensors, if no operation of torch has changed these. None if one cannot tell:
+    torch does not count the changes of tensors that were made in inference mode."""
+    try:
+        return [x if type(x) in _NUMBERS else (id(x), x.data_ptr(), x._version) for x in made_of]
+    except (RuntimeError, AttributeError):  # the second: no tensor, which the update refuses
+        return None
+
+
+def device_forward(at: Any, q: Any, out: Any, lse: Any, seqs: int, rows: int, query_len: int, longest: int,
+                   arrays: Callable, made_of: tuple = (), place: Any = None, *, causal: bool, more: bool = False,
+                   cache: Any = None, **options: Any) -> None:
+    """Attention on a GPU. arrays() makes (where rows of q begin, lengths, tables) there, of the tensors and numbers in
+    made_of. more: sequences may have more rows than keys; then each row becomes a sequence of its own.
+
+    The plan is not updated if it was by another layer of this step: made of the same tensors, which torch has not
+    changed, for a cache at another place. Kernels that are not torch's may write to the tensors between two steps: so a
+    place that comes again is another step."""
+    if more:
+        seqs, query_len = rows, 1
+    stream = at.context.stream()
+    plan = _oneshot.device_plan(at, cache.block_size if cache else 0, cache.num_blocks if cache else 0, seqs, rows,
+                                query_len, longest, stream)
+    last, marks = plan._last, None if place is None or plan._last is False else _marks((*made_of, seqs, rows))
+    if last and last[0] == marks and place not in last[2]:
+        last[2].add(place)
+    else:
+        if last:
+            plan._last = None
+        starts, lens, tables = arrays()
+        torch, extra = _torch(), {}
+        if more:
+            seq, place = places(starts, lens - (starts[1:] - starts[:-1]), rows)
+            extra = {"first_query_pos": place.long(), "first_key_pos": torch.zeros_like(place, dtype=torch.int64)}
+            lens, tables, starts = lens[seq], tables[seq], None
+        plan.update_device(seq_lens=lens, block_tables=tables, query_start=starts, num_query_tokens=rows, stream=stream,
+                           causality_per_seq=None if causal else torch.full_like(lens, abi.FOLIO_CAUSAL_NO), **extra)
+        if marks:
+            plan._last = marks, made_of, {place}  # made_of, so that no other tensors get these ids
+    plan.forward(q, cache=cache, out=out, lse=lse, stream=stream, **options)
 
 
 # ---- sequences of one length ----
 
 
 def _joined(x: Any) -> Any:
-    """[seqs, rows, heads, size] as [seqs * rows, heads, size]."""
+    """[seqs, rows, heads, size], as [seqs * rows, heads, size] if its rows may have no single stride: a view of a
+    tensor takes 1.4 us."""
     seqs, rows, heads, size = x.shape  # once: a tensor makes it anew
-    return x.reshape(seqs * rows, heads, size)
+    return x if rows == 1 or (is_torch(x) and x.is_contiguous()) else x.reshape(seqs * rows, heads, size)
 
 
 def _rows_lse(lse: Any, seqs: int) -> Any:
@@ -378,23 +406,23 @@ def _fixed(q: Any, k: Any, v: Any, qv: Optional[Any], o: _Options) -> tuple:
         return _padded(_fixed, call, q, k, v, (None,), o)
     direct = keys == 0 or (keys == queries and not call.latent)
     if direct:
-        out, lse = call.prepare(o, q, seqs, seqs * queries)
+        out, lse, rows_lse = call.prepare(o, q, seqs, seqs, queries)
     if not direct or call.each:  # the keys are all of a cache
         return _kvcache(q, k, v, None, None, None, None, None, None, None, None, False, None, None, None, None, None,
                         qv, o, call)
     if keys == 0:  # nobody sees a key
-        _fill_unseen(out, None if lse is None else lse.T, call.options.get("sinks"))
+        _fill_unseen(out, rows_lse, call.options.get("sinks"))
     elif seqs * queries:
-        rows_lse, options = None if lse is None else lse.T, {"k": _joined(k), "v": _joined(v), **call.options}
+        options = {"k": _joined(k), "v": _joined(v), **call.options}
         if call.context.on_host:
             step = _oneshot.kept.steps.find(("fixed", seqs, queries, o.causal), lambda: _oneshot.HostStep(
                 np.arange(seqs + 1, dtype=np.int32) * queries, np.full(seqs, queries, np.int32), None, o.causal))
             _oneshot.host_forward(call.at, step, _joined(q), out, rows_lse, **options)
         else:
-            starts = _torch().arange(seqs + 1, dtype=_torch().int32, device=q.device) * queries
-            device_forward(call.at, _joined(q), out, rows_lse, starts, starts.new_full((seqs,), queries), queries,
-                           queries, causal=o.causal, **options)
-    return out.reshape(seqs, queries, call.heads, call.v_size), _rows_lse(lse, seqs)
+            starts = count(q, seqs + 1) * queries
+            device_forward(call.at, _joined(q), out, rows_lse, seqs, seqs * queries, queries, queries,
+                           lambda: (starts, starts.new_full((seqs,), queries), None), causal=o.causal, **options)
+    return out, _rows_lse(lse, seqs)
 
 
 # ---- with a cache ----
@@ -411,8 +439,7 @@ def _kvcache(q: Any, k_cache: Any, v_cache: Any, k: Optional[Any], v: Optional[A
                          "cache_seqs, max_len, kv_heads, size", qv, True)
     seqs, queries = call.q.shape[0], call.q.shape[-3]
     new = 0 if k is None else k.shape[-3]
-    if lens is None:
-        lens = len_number
+    lens = len_number if lens is None else lens
     if k is not None and k.ndim != (4 if cu_new is None else 3):
         raise ArgumentError(f"k has shape {tuple(k.shape)}; it must have 4 dims, or 3 with cu_seqlens_k_new")
     if lens is None and new:
@@ -424,14 +451,15 @@ def _kvcache(q: Any, k_cache: Any, v_cache: Any, k: Optional[Any], v: Optional[A
     turns = o.causal or o.left >= 0 or o.right >= 0  # else rotary has all rows of q at one position
     in_steps = (cu_q is not None or leftpad is not None or (k is not None and (cu_new is not None or new != queries))
                 or (cos is not None and (rotary_lens is not None or qv is not None or (queries > 1 and not turns))))
-    out, lse = call.prepare(o, q, len(cu_q) - 1 if cu_q is not None else seqs, 0 if in_steps else seqs * queries)
+    out, lse, rows_lse = call.prepare(o, q, len(cu_q) - 1 if cu_q is not None else seqs, 0 if in_steps else seqs,
+                                      queries)
     if in_steps or call.each:
         turn = None if cos is None else (cos, sin, interleaved, rotary_lens, int(turns))
         return _kvcache_in_steps(call, q, k_cache, v_cache, k, v, turn, lens, batch_idx, block_table, leftpad, cu_q,
                                  cu_new, max_q, qv, o)
     if seqs * queries:
         if cos is not None:
-            call.options["rotary"] = _rotary(call, cos, sin, interleaved)
+            call.options["rotary"] = _rotary(call, cos, sin, interleaved, lens, new)
         if block_table is not None:
             cache, width = _paged(call), block_table.shape[1]
         else:
@@ -440,40 +468,62 @@ def _kvcache(q: Any, k_cache: Any, v_cache: Any, k: Optional[Any], v: Optional[A
             q, k, v = _beside(qv, q), None if k is None else _beside(v, k), None
         if new:
             call.options["k"], call.options["v"] = _joined(k), None if v is None else _joined(v)
-        where = cache.block_size, width, new, lens, batch_idx, block_table, seqs, queries, o.causal
-        rows_lse = None if lse is None else lse.T
+        where, capacity = (cache.block_size, width, lens, batch_idx, block_table, seqs), width * cache.block_size
         if call.context.on_host:
             key = ("kvcache", seqs, queries, new, call.k.shape[0], width, cache.block_size, o.causal,
                    _oneshot.contents(lens, "cache_seqlens"), _oneshot.contents(batch_idx, "cache_batch_idx"),
                    _oneshot.contents(block_table, "block_table"))
-            step = _oneshot.kept.steps.find(key, _kvcache_step, (call, *where))
+            step = _oneshot.kept.steps.find(key, _kvcache_step, (call, where, queries, new, capacity, o.causal))
             _oneshot.host_forward(call.at, step, _joined(q), out, rows_lse, cache=cache, **call.options)
         else:
-            _kvcache_device(call, *where, _joined(q), cache, out, rows_lse)
-    return out.reshape(seqs, queries, call.heads, call.v_size), _rows_lse(lse, seqs)
+            device_forward(call.at, _joined(q), out, rows_lse, seqs, seqs * queries, queries, capacity,
+                           partial(_kvcache_arrays, call, where, queries, new),
+                           (lens, batch_idx, block_table, o.causal, new, width, queries), call.k.data, causal=o.causal,
+                           more=queries > capacity, cache=cache, **call.options)
+    return out, _rows_lse(lse, seqs)
 
 
-def _rotary(call: _Call, cos: Any, sin: Any, interleaved: bool) -> Rotary:
+def _rotary(call: _Call, cos: Any, sin: Any, interleaved: bool, lens: Any, rows: int) -> Rotary:
+    """The tables as a Rotary, made anew if they were written to. In host memory the rows that this call reads are
+    compared; on a GPU torch counts the writes, but not those to tensors of inference_mode()."""
     a, b = array(cos), array(sin)
     if len(a.shape) != 2 or tuple(a.shape) != tuple(b.shape):
         raise ArgumentError(f"rotary_cos has shape {tuple(a.shape)}, rotary_sin {tuple(b.shape)}; both must be "
                             "[positions, rotary_size / 2]")
-    key = (call.context, a.data, b.data, tuple(a.shape), a.strides, a.dtype, interleaved)
+    key = (call.context, a.data, b.data, tuple(a.shape), a.strides, a.dtype, interleaved, _writes(cos), _writes(sin))
 
     def build() -> tuple:
-        tables = [np.asarray(x.float().cpu() if is_torch(x) else x, np.float32) for x in (cos, sin)]
+        tables = [np.array(x.float().cpu() if is_torch(x) else x, np.float32) for x in (cos, sin)]
         made = Rotary(call.context, num_dims=2 * a.shape[1], num_positions=a.shape[0], cos=tables[0], sin=tables[1],
                       pairing="pairs" if interleaved else "halves")
-        return made, cos, sin  # which keeps the addresses from being used again
+        return made, tables, cos, sin  # which keeps the addresses from being used again
 
-    return _oneshot.kept.rotaries.find(key, build)[0]
+    made, tables, *_ = _oneshot.kept.rotaries.find(key, build)
+    if call.context.on_host:
+        at = np.reshape(np.asarray(lens), (-1, 1)) + np.arange(rows)
+        at = at[(at >= 0) & (at < a.shape[0])]
+        now = [np.asarray(x[at].float() if is_torch(x) else x[at], np.float32) for x in (cos, sin)]
+        if not all(np.array_equal(x, table[at]) for x, table in zip(now, tables)):
+            del _oneshot.kept.rotaries[key]
+            made = _oneshot.kept.rotaries.find(key, build)[0]
+    return made
 
 
-def _kvcache_step(call: _Call, block_size: int, width: int, new: int, lens: Any, batch_idx: Any, block_table: Any,
-                  seqs: int, queries: int, causal: bool) -> _oneshot.HostStep:
-    before, tables = _in_cache(call, block_size, width, lens, batch_idx, block_table, seqs)
-    total = _room(before, new, seqs, width * block_size)
-    return _oneshot.HostStep(np.arange(seqs + 1, dtype=np.int32) * queries, total, tables, causal)
+def _writes(x: Any) -> Optional[int]:
+    """How often a tensor was written to, where torch counts it."""
+    return x._version if is_torch(x) and not x.is_inference() else None
+
+
+def _kvcache_step(call: _Call, where: tuple, queries: int, new: int, capacity: int, causal: bool) -> _oneshot.HostStep:
+    before, tables = _in_cache(call, *where)
+    starts = np.arange(len(tables) + 1, dtype=np.int32) * queries
+    return _oneshot.HostStep(starts, _room(before, new, len(tables), capacity), tables, causal)
+
+
+def _kvcache_arrays(call: _Call, where: tuple, queries: int, new: int) -> tuple:
+    before, tables = _in_cache(call, *where)
+    starts = count(call.q.owner, where[-1] + 1) * queries if queries > 1 else None
+    return starts, before + new if new else before, tables
 
 
 def _in_cache(call: _Call, block_size: int, width: int, lens: Any, batch_idx: Any, block_table: Any,
@@ -486,7 +536,7 @@ def _in_cache(call: _Call, block_size: int, width: int, lens: Any, batch_idx: An
     else:
         before = required_array(lens, np.int32, "cache_seqlens") if host else lens
     if block_table is not None:
-        return before, _tables(block_table, seqs) if host else block_table
+        return before, table_array(block_table, "block_table", seqs) if host else block_table
     rows, index = call.k.shape[0], count(like, seqs) if batch_idx is None else batch_idx
     index = required_array(index, np.int32, "cache_batch_idx") if host else index.int()
     if host and (index.shape != (seqs,) or (index < 0).any() or (index >= rows).any()):
@@ -506,17 +556,6 @@ def _room(before: np.ndarray, new: Any, seqs: int, capacity: int) -> np.ndarray:
         raise ArgumentError(f"cache_seqlens[{bad}] = {before[bad]}, with {total[bad] - before[bad]} new tokens, is "
                             f"outside [0, {capacity}], the room of its row")
     return total
-
-
-def _kvcache_device(call: _Call, block_size: int, width: int, new: int, lens: Any, batch_idx: Any, block_table: Any,
-                    seqs: int, queries: int, causal: bool, q: Any, cache: Any, out: Any, lse: Any) -> None:
-    capacity = width * block_size
-    before, tables = _in_cache(call, block_size, width, lens, batch_idx, block_table, seqs)
-    total = before + new if new else before
-    starts = count(q, seqs + 1) * queries if queries > 1 else None
-    more = queries > capacity
-    device_forward(call.at, q, out, lse, None if more else starts, total, queries, capacity, causal=causal, cache=cache,
-                   tables=tables, each_row=(starts, total) if more else None, **call.options)
 
 
 def _kvcache_in_steps(call: _Call, q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, turn: Optional[tuple], lens: Any,
@@ -541,7 +580,7 @@ def _kvcache_in_steps(call: _Call, q: Any, k_cache: Any, v_cache: Any, k: Any, v
     skip = required_array(skip, np.int32, "cache_leftpad") if host else skip
     if host and (skip.shape != (seqs,) or (skip < 0).any() or (skip > before).any()):
         raise ArgumentError(f"cache_leftpad must have {seqs} entries, each from 0 to the sequence's cache_seqlens")
-    q, k, v, qv = (x if x is None or x.ndim == 3 else _joined(x) for x in (q, k, v, qv))
+    q, k, v, qv = (x if x is None or x.ndim == 3 else x.reshape(-1, *x.shape[2:]) for x in (q, k, v, qv))
     if k is not None:
         if host:
             k, v = k[:k_starts[-1]], v[:k_starts[-1]]
@@ -565,18 +604,14 @@ def _kvcache_in_steps(call: _Call, q: Any, k_cache: Any, v_cache: Any, k: Any, v
                 rows = rows.clip(-_MAX[call.k.dtype], _MAX[call.k.dtype])
             cache[blocks, place % page] = rows.to(cache.dtype) if is_torch(rows) else rows
     size = _oneshot.block_of(page if leftpad is None else math.gcd(page, int(np.gcd.reduce(skip))) if host else 1)
-    if size < page:
-        tables = _shifted(tables, page // size, skip // size)
+    if size < page:  # each block is cut into parts; tables begin behind those that are skipped
+        parts, width = page // size, page // size * tables.shape[1]
+        fine = (tables[:, :, None] * parts + count(tables, parts)).reshape(seqs, width).clip(min=-1)
+        own = (count(tables, width) + (skip // size)[:, None]).clip(max=width - 1)
+        tables = fine[count(tables, seqs)[:, None], own]
         k_cache, v_cache = (x.reshape(-1, size, *x.shape[2:]) for x in (k_cache, v_cache))
     out, lse = _varlen(q, k_cache, v_cache, starts, None, queries, None, tables, total - skip, qv, o)
     return (out.reshape(seqs, queries, *out.shape[1:]), _rows_lse(lse, seqs)) if uniform else (out, lse)
-
-
-def _shifted(tables: Any, parts: int, skip: Any) -> Any:
-    """Block tables after each block was cut into parts, from part skip[i] on."""
-    seqs, width = tables.shape[0], tables.shape[1] * parts
-    fine = (tables[:, :, None] * parts + count(tables, parts)).reshape(seqs, width).clip(min=-1)
-    return fine[count(tables, seqs)[:, None], (count(tables, width) + skip[:, None]).clip(max=width - 1)]
 
 
 # ---- operators, for torch.compile ----

@@ -16,14 +16,6 @@ SHARES = {"p10": 0.1, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0
           "slowest": 1}
 
 
-def _text(value: float, digits: int) -> str:
-    return "–" if math.isnan(value) else f"{value:,.{digits}f}"
-
-
-def _rate(tokens: int, seconds: float) -> float:
-    return tokens / seconds if seconds > 0 else 0
-
-
 def _bytes(count: float) -> str:
     units = ("B", "KiB", "MiB", "GiB", "TiB")
     power = min(int(math.log2(count) / 10), 4) if count >= 1 else 0
@@ -40,8 +32,11 @@ def _times(times: Times) -> tuple:
 def _tiles(run: dict, r: Replay) -> list:
     """The figures at the top: name, value, more."""
     kv, swaps = run["kv"], run["swaps"]
-    rates = [(key.capitalize(), f"{_rate(run[f'{key}_tokens'], run[f'{key}_seconds']):,.0f}",
-              f"tokens a second; {run[f'{key}_tokens']:,} in all") for key in ("prefill", "decode")]
+    rates = []
+    for key in ("prefill", "decode"):
+        tokens, seconds = run[f"{key}_tokens"], run[f"{key}_seconds"]
+        rates.append((key.capitalize(), f"{tokens / seconds if seconds > 0 else 0:,.0f}",
+                      f"tokens a second; {tokens:,} in all"))
     how = f"{swaps:,} by swap" if swaps else "all by recompute" if run["preemptions"] else "no sequence was preempted"
     return [
         ("Requests served", f"{run['requests']:,}", f"of {run['trace']['total_requests']:,}, in "
@@ -92,29 +87,27 @@ def _table(plot: Plot, r: Replay) -> list:
     b = r.bins(math.ceil(r.count / ROWS))
     rows = zip(*(b[key] for key, _ in plot.columns.values()))
     return [(f"from, {r.unit_name}", *plot.columns)] + [
-        (f"{start:.4g}", *(_text(value, digits) for value, (_, digits) in zip(row, plot.columns.values())))
+        (f"{start:.4g}", *("–" if math.isnan(value) else f"{value:,.{digits}f}"
+                           for value, (_, digits) in zip(row, plot.columns.values())))
         for start, row in zip(b["edges"], rows)]
 
 
 def _figures(r: Replay) -> dict:
     """What the page's script shows under the pointer."""
-    b = r.bins()
-
-    def values(key: str, digits: int) -> list:
-        return [None if math.isnan(v) else round(float(v), digits) for v in b[key]]
-
+    b, plots = r.bins(), {}
+    for p in PLOTS:
+        if p.columns:
+            plots[p.id] = [
+                {"name": name, "values": [None if math.isnan(v) else round(float(v), digits) for v in b[key]]}
+                for name, (key, digits) in p.columns.items()]
     return {"unit": r.unit_name, "width": r.width / r.unit, "end": r.clock / r.unit, "count": r.count,
-            "plots": {p.id: [{"name": name, "values": values(*column)} for name, column in p.columns.items()]
-                      for p in PLOTS if p.columns}}
+            "plots": plots}
 
 
-def _drawings(plot: Plot, r: Replay) -> list:
-    drawings: list = []
-    for size, width in SIZES.items():
-        picture = draw(plot, r, width, 300)
-        picture.attributes |= {"data-size": size} | ({"data-time": plot.id} if plot.columns else {})
-        drawings.append(look.svg(picture, name=f"{plot.id}-{size}"))
-    return drawings
+def _drawing(plot: Plot, r: Replay, size: str) -> str:
+    picture = draw(plot, r, SIZES[size], 300)
+    picture.attributes |= {"data-size": size} | ({"data-time": plot.id} if plot.columns else {})
+    return look.svg(picture, name=f"{plot.id}-{size}")
 
 
 def render(run: dict) -> str:
@@ -123,7 +116,7 @@ def render(run: dict) -> str:
     environment = jinja2.Environment(loader=jinja2.PackageLoader("folio.plots", "."), autoescape=True, trim_blocks=True,
                                      lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     plots: list[dict[str, Any]] = [{"id": p.id, "title": p.title, "words": p.tell(r), "table": _table(p, r),
-                                    "drawings": _drawings(p, r)} for p in PLOTS]
+                                    "drawings": [_drawing(p, r, size) for size in SIZES]} for p in PLOTS]
     return environment.get_template("page.html").render(
         run=run, tiles=_tiles(run, r), settings=_settings(run), plots=plots, summary=_summary(run, r),
         style=look.style(), light=look.LIGHT, dark=look.DARK, data=_figures(r))

@@ -84,10 +84,6 @@ def _area(axes: Any, b: dict, low: Any, high: Any, colour: str, alpha: float) ->
     axes.stairs(high, b["edges"], baseline=low, fill=True, color=C[colour], alpha=alpha, lw=0)
 
 
-def _line(axes: Any, b: dict, values: Any, colour: str, **more: Any) -> None:
-    axes.stairs(values, b["edges"], baseline=None, color=C[colour], **{"lw": 2} | more)
-
-
 def _patch(label: str, colour: str, alpha: float) -> Patch:
     return Patch(facecolor=C[colour], alpha=alpha, lw=0, label=label)
 
@@ -141,7 +137,7 @@ def _draw_sequences(axes: Any, r: Replay, b: dict) -> list:
     _over_time(axes, r, 1.05 * max(1, *(b[key].max() for key, *_ in lines)))
     _area(axes, b, 0, b["decoding"], "green", 0.4)
     for key, _, colour, style, _ in reversed(lines):
-        _line(axes, b, b[key], colour, ls=style)
+        axes.stairs(b[key], b["edges"], baseline=None, color=C[colour], lw=2, ls=style)
     return [Line2D([], [], color=C[colour], ls=style, label=label) for _, label, colour, style, _ in lines] + \
         [_patch("decoding", "green", 0.4)]
 
@@ -151,7 +147,7 @@ def _draw_hits(axes: Any, r: Replay, b: dict) -> list:
     rates = [rate for rate in (*window["hit_rate"], *b["hit_rate_so_far"]) if rate == rate]
     _over_time(axes, r, min(100, max(10, 1.15 * max(rates, default=0))), unit=" %")
     _area(axes, window, 0, window["hit_rate"], "sky", 0.4)
-    _line(axes, b, b["hit_rate_so_far"], "green")
+    axes.stairs(b["hit_rate_so_far"], b["edges"], baseline=None, color=C["green"], lw=2)
     return [Line2D([], [], color=C["green"], label="so far"), _patch("in the interval", "sky", 0.4)]
 
 

@@ -100,7 +100,7 @@ class _Roofline:
             entries.append(Line2D([], [], ls="", marker="o", mew=0, ms=8, color=look.C["soft"], label="before"))
         return entries
 
-    def draw_roof(self, axes: Any) -> None:
+    def draw_lines(self, axes: Any) -> None:
         low, high = axes.get_xlim()
         if self.read:  # y = read * x, up to the highest arithmetic
             end = min(high, self.top / self.read)
@@ -109,8 +109,6 @@ class _Roofline:
         for key, value in self.compute.items():
             start = max(low, value / self.read) if self.read else low
             axes.plot([start, high], [value / self.unit] * 2, color=look.C[CEILINGS[key][0]], gid=key)
-
-    def draw_points(self, axes: Any) -> None:
         for now, then in self.pairs:
             axes.plot([then.x, now.x], [then.y / self.unit, now.y / self.unit], color=look.C["soft"], lw=1)
             axes.plot(then.x, then.y / self.unit, "o", ms=8, mew=0, color=look.C["soft"])
@@ -154,8 +152,7 @@ def draw(run: dict, before: dict | None = None) -> look.Picture:
     axes = figure.add_subplot()
     r.set_axes(axes)
     look.place(axes, r.handles(), (12, 0, 848, 556), title)
-    r.draw_roof(axes)
-    r.draw_points(axes)
+    r.draw_lines(axes)
     r.draw_labels(axes)
     return look.Picture(figure, title, "A roofline: measured cases as points under the machine's measured ceilings, "
                         "the best of the whole run.", r.titles)

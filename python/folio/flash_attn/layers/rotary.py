@@ -42,12 +42,12 @@ def places(starts: Any, base: Any, rows: int, step: int = 1) -> tuple:
 
 
 def rotate(x: Any, cos: Any, sin: Any, positions: Any, interleaved: bool) -> Any:
-    """A copy of x [rows, heads, size], turned by the rows of cos and sin at positions [rows]."""
+    """A copy of x [..., heads, size], turned by the rows of cos and sin at positions [...]."""
     half = cos.shape[-1]
     first, second = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(half),
                                                                                         slice(half, 2 * half))
     a, b = _f32(x[..., first]), _f32(x[..., second])
-    c, s = _f32(cos[positions])[:, None], _f32(sin[positions])[:, None]
+    c, s = _f32(cos[positions])[..., None, :], _f32(sin[positions])[..., None, :]
     out = x.clone() if is_torch(x) else x.copy()
     out[..., first], out[..., second] = a * c - b * s, a * s + b * c
     return out
