@@ -43,7 +43,8 @@ def test_attention_decides(name: str, device: str) -> None:
     assert (zeroed.tokens != expected.tokens).float().mean() > 0.5
 
 
-@pytest.mark.parametrize("name", slow_but(("llama", "bart"), models.DECODERS + models.ENCODER_DECODERS))
+@pytest.mark.parametrize("name", slow_but(("llama", "falcon", "mpt", "bart"),
+                                          models.DECODERS + models.ENCODER_DECODERS))
 def test_generate(name: str, device: str) -> None:
     model, ids, expected = reference(name, device)
     models.use(model, name, folio_hf.PLAIN)
@@ -51,7 +52,7 @@ def test_generate(name: str, device: str) -> None:
     models.compare(expected, got.tokens, logits=got.logits)
 
 
-@pytest.mark.parametrize("name", slow_but((), ("llama", "mistral", "gemma2", "gpt_oss", "bart")))
+@pytest.mark.parametrize("name", slow_but((), ("llama", "mistral", "gemma2", "gpt_oss", "falcon_new", "mpt", "bart")))
 def test_generate_static_cache(name: str, device: str) -> None:
     model, ids, expected = reference(name, device)
     models.use(model, name, folio_hf.PLAIN)
@@ -163,11 +164,38 @@ def test_unequal_head_sizes_refused_in_batching() -> None:
     model.set_attn_implementation(folio_hf.PLAIN)
 
 
-def test_bloom_patch() -> None:
+@pytest.mark.parametrize("kind", ["StableLm", "Nemotron"])
+def test_models_without_a_step_refused_in_batching(kind: str) -> None:
+    """Their layers do not pass the cache of continuous batching on to their attention."""
+    config = getattr(transformers, kind + "Config")(**models.SHAPE, num_key_value_heads=4)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with pytest.raises(folio.UnsupportedError, match=f"{kind.lower()} model.* use folio.transformers.PLAIN with gen"):
+        model.set_attn_implementation(folio_hf.BATCHING)
+    model.set_attn_implementation(folio_hf.PLAIN)
+
+
+@pytest.mark.parametrize("name", models.PATCHED)
+def test_patched_without_padding(name: str, device: str) -> None:
+    """Where transformers would make no mask."""
+    model, ids = models.make_model(name, device), torch.tensor(models.prompts((33,)), device=device)
+    logits = {}
+    for implementation in ("eager", "folio"):
+        models.use(model, name, implementation)
+        with torch.no_grad():
+            logits[implementation] = model(ids).logits
+    assert (logits["eager"] - logits["folio"]).abs().max() < 2e-3
+
+
+def test_patch() -> None:
+    """patch and restore, and which models they refuse."""
     model = models.make_model("bloom", "cpu")
-    assert folio_hf.patch_bloom(model) is model
-    with pytest.raises(folio.ArgumentError, match="LlamaForCausalLM is not a BLOOM model"):
-        folio_hf.patch_bloom(models.make_model("llama", "cpu"))
+    before = model.config._attn_implementation
+    assert folio_hf.patch(folio_hf.patch(model)) is model
+    assert model.config._attn_implementation == folio_hf.PLAIN != before
+    folio_hf.restore(model)
+    assert model.config._attn_implementation == before
+    with pytest.raises(folio.ArgumentError, match="LlamaForCausalLM is not a BLOOM, Falcon or MPT model"):
+        folio_hf.patch(models.make_model("llama", "cpu"))
 
 
 def test_other_versions_refused(monkeypatch: pytest.MonkeyPatch) -> None:

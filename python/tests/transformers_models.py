@@ -42,6 +42,14 @@ def _config(name: str) -> Any:
     if name == "bloom":
         return transformers.BloomConfig(vocab_size=VOCAB, hidden_size=96, n_layer=LAYERS, n_head=12, pad_token_id=0,
                                         bos_token_id=1, eos_token_id=None)
+    if name.startswith("falcon"):  # one kv head and rotary; two kv heads and rotary; ALiBi
+        kinds = {"falcon": {}, "falcon_new": {"new_decoder_architecture": True, "num_kv_heads": 2},
+                 "falcon_alibi": {"alibi": True, "multi_query": False, "parallel_attn": False}}
+        return transformers.FalconConfig(vocab_size=VOCAB, hidden_size=96, num_hidden_layers=LAYERS, pad_token_id=0,
+                                         num_attention_heads=12, bos_token_id=1, eos_token_id=None, **kinds[name])
+    if name == "mpt":
+        return transformers.MptConfig(vocab_size=VOCAB, d_model=96, n_layers=LAYERS, n_heads=12, max_seq_len=512,
+                                      attn_config={"clip_qkv": 2.5, "softmax_scale": 0.5}, eos_token_id=None)
     if name == "t5":
         return transformers.T5Config(vocab_size=VOCAB, d_model=64, d_kv=16, d_ff=96, num_layers=3, num_heads=4,
                                      relative_attention_num_buckets=16, relative_attention_max_distance=40,
@@ -55,7 +63,8 @@ def _config(name: str) -> Any:
     raise ValueError(name)
 
 
-DECODERS = ("llama", "mistral", "mistral24", "gemma2", "gpt_oss", "deepseek_v3", "bloom")
+PATCHED = ("bloom", "falcon", "falcon_new", "falcon_alibi", "mpt")  # by folio.transformers.patch
+DECODERS = ("llama", "mistral", "mistral24", "gemma2", "gpt_oss", "deepseek_v3", *PATCHED)
 ENCODER_DECODERS = ("t5", "bart")
 BATCHED = ("llama", "mistral", "mistral24", "gemma2", "gpt_oss")  # those whose shapes the paged cache supports
 _CLASSES = {"t5": transformers.T5ForConditionalGeneration, "bart": transformers.BartForConditionalGeneration}
@@ -81,13 +90,16 @@ def make_model(name: str, device: str, dtype: torch.dtype = torch.float32) -> An
 
 def use(model: Any, name: str, implementation: str) -> None:
     """Chooses the attention of a model. "zero" returns zeros."""
-    if name == "bloom":
-        folio_hf.restore_bloom(model)
+    if name in PATCHED:
+        folio_hf.restore(model)
+        # Falcon's eager attention adds ALiBi's biases twice (transformers 5.17 to 5.23)
+        model.config._attn_implementation = "sdpa" if name == "falcon_alibi" else "eager"
         if implementation == "folio":
-            folio_hf.patch_bloom(model)
+            folio_hf.patch(model)
         elif implementation == "zero":
-            for block in model.transformer.h:
-                block.self_attention.forward = _bloom_zero
+            for module in model.modules():
+                if type(module).__name__ in ("BloomAttention", "FalconAttention", "MptAttention"):
+                    module.forward = _forward_zero
         return
     # Before 5.22, T5's encoder and decoder keep configurations of their own.
     for part in (model, model.encoder, model.decoder) if name == "t5" else (model,):
@@ -99,8 +111,8 @@ def _zero(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tens
     return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
 
 
-def _bloom_zero(hidden_states: torch.Tensor, residual: torch.Tensor, **kwargs: Any) -> tuple:
-    return residual, None
+def _forward_zero(hidden_states: torch.Tensor, residual: Any = None, *args: Any, **kwargs: Any) -> tuple:
+    return (residual if type(residual) is torch.Tensor else torch.zeros_like(hidden_states)), None
 
 
 AttentionInterface.register("zero", _zero)

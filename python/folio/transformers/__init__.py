@@ -8,7 +8,7 @@
     paged.py      continuous batching: K and V in the library's own format inside the pages of transformers
     paged_517.py  how transformers 5.17 arranges its pages
     paged_519.py  how transformers 5.18 to 5.23 arrange them
-    bloom.py      BLOOM, which does not use the attention interface: patch_bloom(model)
+    patches.py    BLOOM, Falcon and MPT, which do not use the attention interface: patch(model)
 
 PLAIN is "folio". BATCHING is "paged|folio" up to transformers 5.18 and "folio_flash" from 5.19 on, where the name of
 an implementation for continuous batching has to contain "flash". No flash_attn is imported for it.
@@ -26,13 +26,14 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from ..errors import UnsupportedError
-from .bloom import patch_bloom, restore_bloom
+from .patches import patch, restore
 from .plain import plain_attention
 
-__all__ = ["BATCHING", "PLAIN", "interface", "patch_bloom", "restore_bloom"]
+__all__ = ["BATCHING", "PLAIN", "interface", "patch", "restore"]
 
 PLAIN = "folio"
 _PREFIXED = "paged|folio"
+_WITHOUT_STEP = ("nemotron", "stablelm")  # model types; their layers drop the arguments that BATCHING needs
 _FLASH = "folio_flash"  # no digit: with 2 or 3, transformers would ask flash_attn for its block tables
 
 
@@ -59,6 +60,9 @@ def _refuse_model(config: Any) -> None:
     """Raises if continuous batching cannot serve a model. Later, in the thread of transformers that runs it, an error
     would only be logged, and generate_batch would return no tokens."""
     text = config.get_text_config()
+    if text.model_type in _WITHOUT_STEP:
+        raise UnsupportedError(f"the layers of a {text.model_type} model do not pass the step of continuous batching "
+                               "on to their attention: use folio.transformers.PLAIN with generate")
     v_size = getattr(text, "v_head_dim", None)
     parts: list[Any] = [getattr(text, f"qk_{part}_head_dim", None) for part in ("nope", "rope")]
     if v_size and None not in parts and sum(parts) != v_size:

@@ -15,11 +15,11 @@ torch_context(torch.device("cpu"))  # now: a thread that transformers starts doe
 
 
 def attention_of(device: torch.device, num_heads: int, num_kv_heads: int, head_size: int, v_head_size: int,
-                 dtype: torch.dtype, kv_dtype: torch.dtype, scale: Optional[float], window: Optional[int],
-                 soft_cap: Optional[float]) -> Attention:
+                 dtype: torch.dtype, kv_dtype: Any, scale: Optional[float], window: Optional[int],
+                 kwargs: dict[str, Any]) -> Attention:
     """The Attention of a layer; window counts the token itself, as models do."""
     return _oneshot.attention(torch_context(device), num_heads, num_kv_heads, head_size, v_head_size, dtype, kv_dtype,
-                              scale, (window - 1, 0) if window else None, soft_cap)
+                              scale, (window - 1, 0) if window else None, float(kwargs.get("softcap") or 0.0))
 
 
 def check_inference(module: torch.nn.Module, tensors: tuple, dropout: float) -> None:
@@ -42,8 +42,3 @@ def rows(x: torch.Tensor) -> torch.Tensor:
     if x.stride(3) != 1:
         x = x.contiguous()
     return x.reshape(batch * tokens, heads, size)
-
-
-def soft_cap_of(kwargs: dict[str, Any]) -> Optional[float]:
-    cap = kwargs.get("softcap")
-    return float(cap) if cap else None

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 from typing import Any, Callable, Optional
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -22,9 +23,10 @@ import torch
 from .._oneshot import MAX_BLOCK
 from ..batch import Batch
 from ..cache import KVCache
+from ..context import torch_context
 from ..errors import UnsupportedError
 from ..plan import Plan
-from .geometry import attention_of, check_inference, rows, sinks_of, soft_cap_of
+from .geometry import attention_of, check_inference, rows, sinks_of
 
 
 @dataclass
@@ -64,12 +66,6 @@ class Tables:
     write_slots: Optional[np.ndarray]  # given: attend over old and new keys first, then write the new ones here
 
 
-def _every(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(i, j) for each i and each j < counts[i], as two flat arrays."""
-    i = np.repeat(np.arange(counts.size), counts)
-    return i, np.arange(i.size) - np.repeat(np.cumsum(counts) - counts, counts)
-
-
 def tables(pages: Pages, trash: int, query_start: np.ndarray, key_start: np.ndarray, read: np.ndarray,
            write: np.ndarray) -> Tables:
     """The block tables of a step. read is empty if no request has cached tokens."""
@@ -83,8 +79,9 @@ def tables(pages: Pages, trash: int, query_start: np.ndarray, key_start: np.ndar
         lead[has] = read[key_start[:-1][has]] % pages.row_stride % size
     lens = lead + keys
     counts = -(-lens // size)
-    seq, number = _every(counts)
-    key = np.maximum(number * size - lead[seq], 0)  # the first key of each block
+    indptr = np.append(0, np.cumsum(counts)).astype(np.int32)
+    seq = np.repeat(np.arange(counts.size), counts)  # of each block
+    key = np.maximum((np.arange(seq.size) - indptr[seq]) * size - lead[seq], 0)  # the first key of each block
     cached = key < old[seq]
     index = np.zeros(key.size, np.int64)
     if read.size:
@@ -96,20 +93,18 @@ def tables(pages: Pages, trash: int, query_start: np.ndarray, key_start: np.ndar
         # A new token takes the place of one that an earlier row still sees.
         slots = pages.slots(write, trash)
         index[index == trash] = 0  # never read: new keys come from the step itself
-    return Tables(query_start.astype(np.int32), lens.astype(np.int32), np.append(0, np.cumsum(counts)).astype(np.int32),
-                  pages.blocks(index), slots)
-
-
-def _host(x: torch.Tensor) -> np.ndarray:
-    return x.cpu().numpy()
+    return Tables(query_start.astype(np.int32), lens.astype(np.int32), indptr, pages.blocks(index), slots)
 
 
 class Group:
     """A layer group of one cache of transformers: its K and V, and the step it is in."""
 
-    def __init__(self, pages: Pages, kv: KVCache, kv_dtype: torch.dtype, trash: int) -> None:
-        self.pages, self.kv, self.kv_dtype, self.trash = pages, kv, kv_dtype, trash
-        self.batch = Batch(cache=kv)
+    def __init__(self, pages: Pages, memory: list, num_blocks: int, kv_heads: int, head_size: int, dtype: torch.dtype,
+                 trash: int) -> None:
+        self.pages, self.trash = pages, trash
+        self.kv = KVCache.wrap(memory, context=torch_context(memory[0].device), layout="native", num_blocks=num_blocks,
+                               block_size=pages.block_size, num_kv_heads=kv_heads, head_size=head_size, dtype=dtype)
+        self.batch = Batch(cache=self.kv)
         self.tables: Any = None
         self.plan: Optional[Plan] = None  # lists the attentions of all layers that have run
         self._step: Any = None
@@ -123,8 +118,8 @@ class Group:
         key_start = kwargs["cu_seq_lens_k"]
         if isinstance(key_start, dict):
             key_start = key_start["sliding_attention" if self.pages.window else "full_attention"]
-        t = tables(self.pages, self.trash, _host(kwargs["cu_seq_lens_q"]), _host(key_start), _host(step[index]),
-                   _host(kwargs["write_index"][index]))
+        arrays = (kwargs["cu_seq_lens_q"], key_start, step[index], kwargs["write_index"][index])
+        t = tables(self.pages, self.trash, *(x.cpu().numpy() for x in arrays))
         self.batch.set_csr(t.indptr, t.blocks, query_start=t.query_start, seq_lens=t.seq_lens)
         if self.plan is not None:
             self.plan.update(self.batch)
@@ -139,25 +134,15 @@ class Group:
         return self.plan, self.plan.attentions.index(attention)
 
 
-def _attend(group: Group, layer: int, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor,
-            value: torch.Tensor, scaling: Optional[float], s_aux: Optional[torch.Tensor],
-            kwargs: dict[str, Any]) -> torch.Tensor:
-    """Attention of one layer over the step that the group is in. query [1, heads, tokens, size], key and value
-    [1, kv_heads, tokens, size]; returns [1, tokens, heads, v_size]."""
-    kv = group.kv
-    if key.shape[1] != kv.num_kv_heads or key.shape[3] != kv.head_size or value.shape[3] != kv.v_head_size:
-        raise UnsupportedError(f"keys have {key.shape[1]} heads of {key.shape[3]} and values of {value.shape[3]}; "
-                               f"the paged cache has room for {kv.num_kv_heads} heads of {kv.head_size}")
-    attention = attention_of(query.device, query.shape[1], key.shape[1], key.shape[3], value.shape[3], query.dtype,
-                             group.kv_dtype, scaling, group.pages.window, soft_cap_of(kwargs))
-    q, k, v = rows(query), rows(key), rows(value)
-    slots = group.tables.write_slots
-    plan, number = group.planned(attention)
-    out = plan.forward(q, k, v, cache=kv, layer=layer, attention=number, sinks=sinks_of(module, s_aux),
-                       append=slots is not None)
-    if slots is not None:
-        kv.write(layer, k, v, slots)
-    return out.unsqueeze(0)
+_groups: WeakKeyDictionary = WeakKeyDictionary()  # cache of transformers -> {group index: Group}
+
+
+def group_of(cache: Any, index: int, make_group: Callable, *arguments: Any) -> Group:
+    """A group of a cache of transformers, made when its first layer runs."""
+    groups = _groups.setdefault(cache, {})
+    if index not in groups:
+        groups[index] = make_group(cache, *arguments)
+    return groups[index]
 
 
 def attention_over(find: Callable) -> Callable:
@@ -167,7 +152,8 @@ def attention_over(find: Callable) -> Callable:
     def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                   attention_mask: Optional[torch.Tensor], scaling: Optional[float] = None, dropout: float = 0.0,
                   s_aux: Optional[torch.Tensor] = None, cache: Any = None, **kwargs: Any) -> tuple[torch.Tensor, None]:
-        """Returns (out [1, tokens, heads, size], None)."""
+        """query [1, heads, tokens, size], key and value [1, kv_heads, tokens, size]. Returns (out [1, tokens, heads,
+        v_size], None)."""
         if cache is None:
             raise UnsupportedError("this attention implementation is for continuous batching (generate_batch); "
                                    'for forward and generate use "folio"')
@@ -177,6 +163,19 @@ def attention_over(find: Callable) -> Callable:
         group, index, layer = find(cache, module.layer_idx)
         group.start_step(kwargs, index)
         check_inference(module, (query, key, value), dropout)
-        return _attend(group, layer, module, query, key, value, scaling, s_aux, kwargs), None
+        kv = group.kv
+        if key.shape[1] != kv.num_kv_heads or key.shape[3] != kv.head_size or value.shape[3] != kv.v_head_size:
+            raise UnsupportedError(f"keys have {key.shape[1]} heads of {key.shape[3]} and values of {value.shape[3]}; "
+                                   f"the paged cache has room for {kv.num_kv_heads} heads of {kv.head_size}")
+        plan, number = group.planned(attention_of(
+            query.device, query.shape[1], key.shape[1], key.shape[3], value.shape[3], query.dtype, kv.dtype, scaling,
+            group.pages.window, kwargs))
+        q, k, v = rows(query), rows(key), rows(value)
+        slots = group.tables.write_slots
+        out = plan.forward(q, k, v, cache=kv, layer=layer, attention=number, sinks=sinks_of(module, s_aux),
+                           append=slots is not None)
+        if slots is not None:
+            kv.write(layer, k, v, slots)
+        return out.unsqueeze(0), None
 
     return attention

@@ -7,22 +7,22 @@ then lies in the page's bytes of the K tensor, the second half in those of the V
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
-from ..cache import KVCache
-from ..context import torch_context
 from ..errors import UnsupportedError
-from .paged import Group, Pages, attention_over, block_size_of
+from .paged import Group, Pages, attention_over, block_size_of, group_of
 
-_groups: WeakKeyDictionary = WeakKeyDictionary()  # cache of transformers -> {group index: Group}
+_joined: WeakKeyDictionary = WeakKeyDictionary()  # cache of transformers -> its memory
 
 
 def _join(cache: Any) -> list[torch.Tensor]:
     """One tensor per layer of a group, whose halves are the cache's K and V tensors from now on."""
+    if cache.block_size % 2:
+        raise UnsupportedError(f"block_size is {cache.block_size}; it must be even")
     joined = []
     for j, k in enumerate(cache.key_cache):
         both = torch.empty((2, *k.shape), dtype=k.dtype, device=k.device)
@@ -31,35 +31,23 @@ def _join(cache: Any) -> list[torch.Tensor]:
     return joined
 
 
-def _group(cache: Any, index: int, layer_idx: int) -> Group:
-    groups = _groups.get(cache)
-    if groups is None:
-        if cache.block_size % 2:
-            raise UnsupportedError(f"block_size is {cache.block_size}; it must be even")
-        groups = _groups[cache] = {"memory": _join(cache)}
-    group = groups.get(index)
-    if group is None:
-        window = cache.sliding_windows[layer_idx]
-        group = groups[index] = _wrap(cache, groups["memory"], None if window == 1 else window)
-    return group
-
-
-def _wrap(cache: Any, memory: list[torch.Tensor], window: Optional[int]) -> Group:
-    context = torch_context(memory[0].device)
-    half = cache.block_size // 2
+def _wrap(cache: Any, layer_idx: int) -> Group:
+    if cache not in _joined:
+        _joined[cache] = _join(cache)
+    half, window = cache.block_size // 2, cache.sliding_windows[layer_idx]
+    window = None if window == 1 else window
     size = block_size_of(half, window)
     per_half, num_pages = half // size, cache.cache_shape[0] // cache.block_size
     first = np.arange(per_half)
     pages = Pages(row_stride=cache.block_size, block_size=size, scale=per_half,
                   sub=np.concatenate([first, num_pages * per_half + first]), window=window)
-    kv = KVCache.wrap(memory, context=context, layout="native", block_size=size, num_blocks=2 * num_pages * per_half,
-                      num_kv_heads=cache.num_key_value_heads, head_size=cache.head_dim, dtype=cache.dtype)
-    return Group(pages, kv, cache.dtype, cache.write_trash_index)
+    return Group(pages, _joined[cache], 2 * num_pages * per_half, cache.num_key_value_heads, cache.head_dim,
+                 cache.dtype, cache.write_trash_index)
 
 
 def _find(cache: Any, layer_idx: int) -> tuple[Group, int, int]:
     index, layer = cache.layer_index_to_group_indices[layer_idx]
-    return _group(cache, index, layer_idx), index, layer
+    return group_of(cache, index, _wrap, layer_idx), index, layer
 
 
 attention = attention_over(_find)

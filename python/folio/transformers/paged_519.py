@@ -9,29 +9,14 @@ page_size tokens:
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
-import torch
 
-from ..cache import KVCache
-from ..context import torch_context
-from .paged import Group, Pages, attention_over, block_size_of
-
-_groups: WeakKeyDictionary = WeakKeyDictionary()  # cache of transformers -> {allocator index: Group}
+from .paged import Group, Pages, attention_over, block_size_of, group_of
 
 
-def _group(cache: Any, allocator: Any) -> Group:
-    groups = _groups.setdefault(cache, {})
-    group = groups.get(allocator.index)
-    if group is None:
-        group = groups[allocator.index] = _wrap(cache.cache_tensor, allocator)
-    return group
-
-
-def _wrap(memory: torch.Tensor, allocator: Any) -> Group:
-    context = torch_context(memory.device)
-    window = getattr(allocator, "sliding_window", None)
+def _wrap(cache: Any, allocator: Any) -> Group:
+    memory, window = cache.cache_tensor, getattr(allocator, "sliding_window", None)
     layers, page = len(allocator.layer_indices), allocator.tokens_per_page
     size = block_size_of(page, window)
     per_page = page // size
@@ -40,15 +25,14 @@ def _wrap(memory: torch.Tensor, allocator: Any) -> Group:
     page_bytes = allocator.bytes_per_page
     num_pages = memory.numel() // page_bytes - (layers - 1)  # from each layer's first page on
     views = [memory[i * page_bytes:(i + num_pages) * page_bytes] for i in range(layers)]
-    kv = KVCache.wrap(views, context=context, layout="native", block_size=size, num_blocks=num_pages * per_page,
-                      num_kv_heads=allocator.num_key_value_heads, head_size=allocator.head_dim,
-                      dtype=allocator.cache_dtype)
-    return Group(pages, kv, allocator.cache_dtype, allocator.write_trash_index)
+    return Group(pages, views, num_pages * per_page, allocator.num_key_value_heads, allocator.head_dim,
+                 allocator.cache_dtype, allocator.write_trash_index)
 
 
 def _find(cache: Any, layer_idx: int) -> tuple[Group, int, int]:
     allocator = cache.layer_to_allocator[layer_idx]
-    return _group(cache, allocator), allocator.index, allocator.layer_indices.index(layer_idx)
+    group = group_of(cache, allocator.index, _wrap, allocator)
+    return group, allocator.index, allocator.layer_indices.index(layer_idx)
 
 
 attention = attention_over(_find)

@@ -9,7 +9,6 @@ for any other mask.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import Any, NamedTuple, Optional
 
@@ -17,9 +16,8 @@ import numpy as np
 import torch
 
 from .. import _oneshot
-from .._arrays import Array, array
-from ..attention import Attention
-from .geometry import attention_of, check_inference, rows, sinks_of, soft_cap_of
+from .._arrays import array
+from .geometry import attention_of, check_inference, rows, sinks_of
 
 
 class Visible(NamedTuple):
@@ -70,66 +68,17 @@ def read_mask(mask: Optional[torch.Tensor], queries: int, keys: int, causal: boo
     return Visible(start, end, False, None, _hidden(mask[:, None, :, start:end]))
 
 
-class _Local(threading.local):
-    def __init__(self) -> None:
-        self.masks: list = []  # (weak reference, key, Visible) of the last masks: all layers of a step share a few
-
-
-_local = _Local()
-
-
 def _visible(mask: Optional[torch.Tensor], *key: Any) -> Visible:
     if mask is None:
         return read_mask(mask, *key)
     key = (*key, mask._version)
-    for reference, known, visible in _local.masks:
+    masks = _oneshot.kept.masks
+    for reference, known, visible in masks:
         if reference() is mask and known == key:
             return visible
     visible = read_mask(mask, *key[:-1])
-    _local.masks = [*_local.masks[-3:], (weakref.ref(mask), key, visible)]
+    _oneshot.kept.masks = [*masks[-3:], (weakref.ref(mask), key, visible)]
     return visible
-
-
-def _bias(bias: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
-    """Dims that are broadcast by stride 0 as dims of 1, which is how the library broadcasts."""
-    if bias is None:
-        return None
-    for dim in range(4):
-        if bias.shape[dim] > 1 and bias.stride(dim) == 0:
-            bias = bias.narrow(dim, 0, 1)
-    return bias
-
-
-def _by_token(x: torch.Tensor) -> Array:
-    """[batch, heads, keys, size] as [batch, keys, heads, size]."""
-    return array((x if x.stride(3) == 1 else x.contiguous()).transpose(1, 2))
-
-
-def _step(count: int, queries: int, keys: int, width: int, causal: bool) -> _oneshot.HostStep:
-    tables = np.arange(count * width, dtype=np.int32).reshape(count, width)
-    # not causal: as cross attention, which may have fewer keys than rows
-    return _oneshot.HostStep(np.arange(count + 1, dtype=np.int32) * queries, np.full(count, keys, np.int32), tables,
-                             causal, cross=not causal)
-
-
-def _forward(attention: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool,
-             bias: Optional[torch.Tensor], extras: dict) -> torch.Tensor:
-    """out [batch * queries, heads, v_size]"""
-    batch_size, heads, queries, _ = q.shape
-    keys = k.shape[2]
-    out = torch.empty(batch_size * queries, heads, v.shape[3], dtype=q.dtype, device=q.device)
-    # long sequences one by one: blocks of several then have no common stride
-    count = 1 if keys > _oneshot.MAX_BLOCK else batch_size
-    for i in range(0, batch_size, count):
-        part = slice(i, i + count)
-        k_rows, v_rows = _by_token(k[part]), _by_token(v[part])  # which keep copies alive until the end
-        cache, width = _oneshot.cache_rows(attention.context, k_rows, v_rows)
-        step = _oneshot.kept.steps.find(("plain", count, queries, keys, causal), _step,
-                                        (count, queries, keys, width, causal))
-        own = bias if bias is None or bias.shape[0] == 1 else bias[part]
-        _oneshot.host_forward(attention, step, rows(q[part]), out[i * queries:(i + count) * queries], None, cache=cache,
-                              bias=own, **extras)
-    return out
 
 
 @torch.compiler.disable
@@ -150,7 +99,21 @@ def plain_attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Ten
         position_bias = position_bias[..., seen.start:seen.end]
         bias = position_bias if bias is None else position_bias + bias
     attention = attention_of(query.device, heads, key.shape[1], size, value.shape[3], query.dtype, key.dtype, scaling,
-                             seen.window, soft_cap_of(kwargs))
-    extras = {"sinks": sinks_of(module, s_aux), "slopes": slopes}
-    out = _forward(attention, query, key, value, seen.causal, _bias(bias), extras)
-    return out.view(batch_size, queries, heads, value.shape[3]), None
+                             seen.window, kwargs)
+    sinks, keys = sinks_of(module, s_aux), key.shape[2]
+    out = query.new_empty((batch_size, queries, heads, value.shape[3]))
+    # long sequences one by one: blocks of several then have no common stride
+    count = 1 if keys > _oneshot.MAX_BLOCK else batch_size
+    for i in range(0, batch_size, count):
+        part = slice(i, i + count)
+        # [batch, keys, heads, size]; they keep copies alive until the end
+        k_rows, v_rows = (array((x if x.stride(3) == 1 else x.contiguous()).transpose(1, 2))
+                          for x in (key[part], value[part]))
+        cache, width = _oneshot.cache_rows(attention.context, k_rows, v_rows)
+        # not causal: as cross attention, which may have fewer keys than rows
+        step = _oneshot.kept.steps.find(("plain", count, queries, keys, seen.causal), lambda: _oneshot.HostStep(
+            np.arange(count + 1, dtype=np.int32) * queries, np.full(count, keys, np.int32),
+            np.arange(count * width, dtype=np.int32).reshape(count, width), seen.causal, cross=not seen.causal))
+        _oneshot.host_forward(attention, step, rows(query[part]), out[part], None, cache=cache, sinks=sinks,
+                              bias=bias if bias is None or bias.shape[0] == 1 else bias[part], slopes=slopes)
+    return out, None
