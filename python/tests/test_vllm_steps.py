@@ -6,6 +6,8 @@ vLLM itself is not needed. On a GPU this is what stands for the backend CUSTOM, 
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -209,5 +211,88 @@ def test_a_step_beyond_the_limits(device):
     ({"head_size": 20}, "head_size 20 is not a multiple of 8"),
     ({"head_size": 584}, r"head_size 584 is not a multiple of 8 in \[8, 576\]")])
 def test_layers_that_it_does_not_have(bad, words):
-    with pytest.raises(folio.UnsupportedError, match=words + ".*FOLIO_VLLM=0"):
+    with pytest.raises(folio.UnsupportedError, match="Folio: .*" + words):
         FolioImpl(**({"num_heads": HEADS, "head_size": SIZE, "scale": 1.0, "num_kv_heads": KV_HEADS} | bad))
+
+
+class Ranks:
+    """The group of vLLM for decode context parallelism, whose ranks are threads here."""
+
+    def __init__(self, count: int) -> None:
+        self.parts, self.barrier = [None] * count, threading.Barrier(count, timeout=60)
+
+    def of(self, rank: int) -> SimpleNamespace:
+        def all_gather(x, dim):
+            self.parts[rank] = x
+            self.barrier.wait()
+            result = torch.cat(self.parts, dim)
+            self.barrier.wait()
+            return result
+        return SimpleNamespace(all_gather=all_gather)
+
+
+def new_layer(monkeypatch, world_size: int, rank: int, group, **options) -> FolioImpl:
+    """A layer whose rank vLLM has set before __init__."""
+    monkeypatch.setattr(FolioImpl, "dcp_world_size", world_size)
+    impl = FolioImpl(HEADS // 2, SIZE, SIZE ** -0.5, 1, **options)
+    impl.dcp_world_size, impl.dcp_rank, impl.dcp_group = world_size, rank, lambda: group
+    return impl
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("world_size, interleave", [(2, 1), (3, 4), (2, 16)])
+def test_decode_context_parallel(device, monkeypatch, world_size, interleave, dtype):
+    """Prompts, chunks and decodes, whose tokens go to the ranks in turn, against float64 over all tokens."""
+    heads, ranks, width, results = HEADS // 2, Ranks(world_size), 8, {}
+    steps = [[(7, 0), (1, 0), (40, 0)], [(1, 7), (5, 1), (30, 40), (3, 0)], [(1, 8), (1, 6), (1, 70), (1, 3)]]
+    rnd = torch.Generator().manual_seed(5)
+    keys = [[torch.randn(100, 1, SIZE, generator=rnd).to(dtype) for _ in range(4)] for _ in range(2)]
+    queries = [torch.randn(sum(n for n, _ in step), world_size * heads, SIZE, generator=rnd).to(dtype)
+               for step in steps]
+    impls = [new_layer(monkeypatch, world_size, rank, ranks.of(rank), logits_soft_cap=3.0)
+             for rank in range(world_size)]
+
+    def run(rank: int) -> None:
+        layer = SimpleNamespace(layer_name="layer", dtype=dtype, impl=impls[rank])
+        config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context={"layer": layer}),
+                                 parallel_config=SimpleNamespace(cp_kv_cache_interleave_size=interleave))
+        builder = FolioBuilder(None, ["layer"], config, torch.device(device, 0 if device == "cuda" else None))
+        kv = torch.full((1 + 4 * width, 1, 16, 2 * SIZE), torch.nan, dtype=dtype, device=device)
+        table = 1 + torch.randperm(4 * width, generator=torch.Generator().manual_seed(rank)).int().view(4, width)
+        for number, step in enumerate(steps):
+            positions = [torch.arange(old, old + new) for new, old in step]
+            slots = []
+            for i, at in enumerate(positions):
+                local = at // (interleave * world_size) * interleave + at % interleave
+                place = table[i][local // 16] * 16 + local % 16
+                slots.append(torch.where(at // interleave % world_size == rank, place, -1))
+            starts = torch.tensor([0] + [new for new, _ in step]).cumsum(0).int()
+            common = SimpleNamespace(
+                query_start_loc=starts.to(device), query_start_loc_cpu=starts, causal=True,
+                seq_lens=torch.tensor([sum(x) for x in step], dtype=torch.int32, device=device),
+                block_table_tensor=table[:len(step)].to(device), slot_mapping=torch.cat(slots).to(device),
+                num_actual_tokens=int(starts[-1]), max_query_len=40, max_seq_len=100)
+            k, v = (torch.cat([x[i][at] for i, at in enumerate(positions)]).to(device) for x in keys)
+            q = queries[number][:, rank * heads:(rank + 1) * heads].to(device)
+            out = torch.full((len(q) + 2, heads, SIZE), torch.nan, dtype=dtype, device=device)  # rows that vLLM pads
+            impls[rank].forward(layer, q, k, v, kv, builder.build(0, common), out)
+            assert out[len(q):].isnan().all()
+            results[rank, number] = out[:len(q)].cpu()
+
+    with ThreadPoolExecutor(world_size) as pool:
+        list(pool.map(run, range(world_size)))
+    for (rank, number), out in results.items():
+        begin = 0
+        for i, (new, old) in enumerate(steps[number]):
+            q = queries[number][begin:begin + new, rank * heads:(rank + 1) * heads]
+            expected = torch_math.attention(q, keys[0][i][:old + new], keys[1][i][:old + new], soft_cap=3.0)[0]
+            error = (out[begin:begin + new].double() - expected).abs().max()
+            limit = 3e-6 if dtype == torch.float32 else 2e-2
+            assert error < limit, f"rank {rank}, step {number}, seq {i}: {error:.1e}"
+            begin += new
+
+
+@pytest.mark.parametrize("options", [{"sliding_window": 8}, {"alibi_slopes": [0.5] * 4}, {"kv_cache_dtype": "fp8"}])
+def test_decode_context_parallel_refused(monkeypatch, options):
+    with pytest.raises(folio.UnsupportedError, match="leave --decode-context-parallel-size at 1"):
+        new_layer(monkeypatch, 2, 0, None, **options)

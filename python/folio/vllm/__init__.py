@@ -7,6 +7,7 @@ FOLIO_VLLM=0 switches it off. On CPUs Folio takes the place of CPU_ATTN; on NVID
     backend    what vLLM asks about the backend
     builder    one step: vLLM's metadata -> folio.Batch and folio.Plan, shared by the layers of a KV cache group
     impl       one layer: writes k and v to vLLM's KV tensor in Folio's native layout, and attends
+    parallel   one layer whose tokens lie on several ranks (decode context parallelism)
     selfcheck  a small problem by Folio and by vLLM's own operator
 
 builder and impl import neither vLLM nor its classes, so that they can be tested where vLLM is not installed.

@@ -36,6 +36,7 @@ class FolioMetadata:
     slot_mapping: Any  # int64 [tokens], -1: not stored; in cross attention of the encoder's new tokens
     causal: bool
     dynamic_causal: Optional[Any]  # bool or int32 [seqs]: is this request causal?
+    split: Any = None  # the same step for one rank of decode context parallelism
 
 
 class FolioBuilder:
@@ -79,30 +80,32 @@ class FolioBuilder:
         on_device = self.device.type != "cpu" and self.type != "encoder_decoder"
         needed = (num_seqs, self.rows, step.max_seq_len) if on_device else (0, 0, 0)
         if self.plan is None or blocks != self._blocks or any(n > limit for n, limit in zip(needed, self._limits)):
-            self._make_plan(self._limits_for(needed) if on_device else needed, blocks)
-        if self.type == "encoder_decoder":
-            self._update_cross(step)
-        elif on_device:
-            self._update_device(step)
+            self._blocks, self._limits = blocks, needed
+            if on_device:  # which needs limits: vLLM's, and where a step exceeds one, twice what it needs
+                config = self.vllm_config
+                usual = (config.scheduler_config.max_num_seqs, config.scheduler_config.max_num_batched_tokens,
+                         config.model_config.max_model_len)
+                self._limits = tuple(limit if n <= limit else 2 * n for n, limit in zip(needed, usual))
+            seqs, tokens, longest = self._limits
+            self.plan = Plan(self.attentions, types=self.type, num_blocks=blocks[0], block_size=blocks[1],
+                             max_seqs=seqs, max_query_tokens=tokens, max_seq_len=longest,
+                             batch_invariant=os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"))
+            self.batch = Batch(self.context, block_size=blocks[1])
+        if self.type == "encoder_decoder":  # queries of this step over the encoder's keys, which impl has written
+            starts = step.query_start_loc_cpu.numpy()
+            self.batch.set_block_tables(None, np.maximum(np.diff(starts), 1), starts,
+                                        encoder_lens=step.seq_lens.cpu().numpy(),
+                                        cross_block_tables=step.block_table.cpu().numpy())
+            self.plan.update(self.batch)
+        elif on_device:  # from arrays in its memory, without waiting
+            stored = self.type != "encoder_only"
+            self.plan.update_device(seq_lens=step.seq_lens, query_start=step.query_start_loc,
+                                    num_query_tokens=self.rows, block_tables=step.block_table if stored else None,
+                                    slot_mapping=step.slot_mapping[:self.rows] if stored else None,
+                                    causality_per_seq=self._causality(step) if stored else None)
         else:
             self._update_host(step)
         self._ready = step
-
-    def _limits_for(self, needed: tuple) -> tuple:
-        """vLLM's limits, which a plan for arrays of a GPU needs; where a step exceeds one, twice what it needs."""
-        config = self.vllm_config
-        usual = (config.scheduler_config.max_num_seqs, config.scheduler_config.max_num_batched_tokens,
-                 config.model_config.max_model_len)
-        return tuple(limit if n <= limit else 2 * n for n, limit in zip(needed, usual))
-
-    def _make_plan(self, limits: tuple, blocks: tuple) -> None:
-        """A plan for these limits; all 0: one that grows."""
-        self._limits, self._blocks = limits, blocks
-        invariant = os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0")
-        self.plan = Plan(self.attentions, types=self.type, num_blocks=blocks[0], block_size=blocks[1],
-                         max_seqs=limits[0], max_query_tokens=limits[1], max_seq_len=limits[2],
-                         batch_invariant=invariant)
-        self.batch = Batch(self.context, block_size=blocks[1])
 
     def _update_host(self, step: FolioMetadata) -> None:
         """Decoder and encoder-only attention on CPUs."""
@@ -118,22 +121,6 @@ class FolioBuilder:
             if causality is not None:
                 given.causality = causality.data_ptr()
         check(lib.folio_plan_update_step(self.plan, ctypes.byref(given), None))
-
-    def _update_device(self, step: FolioMetadata) -> None:
-        """The same on GPUs, from arrays in their memory, without waiting."""
-        stored = self.type != "encoder_only"
-        self.plan.update_device(seq_lens=step.seq_lens, query_start=step.query_start_loc, num_query_tokens=self.rows,
-                                block_tables=step.block_table if stored else None,
-                                slot_mapping=step.slot_mapping[:self.rows] if stored else None,
-                                causality_per_seq=self._causality(step) if stored else None)
-
-    def _update_cross(self, step: FolioMetadata) -> None:
-        """Cross attention: queries of this step over the encoder's keys, which impl has written already."""
-        starts = step.query_start_loc_cpu.numpy()
-        queries = np.diff(starts)
-        self.batch.set_block_tables(None, np.maximum(queries, 1), starts, encoder_lens=step.seq_lens.cpu().numpy(),
-                                    cross_block_tables=step.block_table.cpu().numpy())
-        self.plan.update(self.batch)
 
     def _causality(self, step: FolioMetadata) -> Any:
         """folio_causality of each request, int32 [seqs]; None: all are causal."""

@@ -16,6 +16,7 @@ from ..cache import KVCache
 from ..context import backend_info, torch_context
 from ..errors import UnsupportedError
 from ..plan import attention_forward, options, run_layer
+from . import parallel
 from .builder import FolioMetadata
 
 # An encoder's layer has no cache, and sees the rows of its own step: to the library it is encoder-only attention.
@@ -25,20 +26,29 @@ _FP8 = {"fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
 _KV_DTYPES = ("auto", "float32", "bfloat16", "float16", *_FP8)
 
 
+def lacks(head_size: int, kv_cache_dtype: str) -> Optional[str]:
+    """Why Folio cannot serve a layer, as a sentence that says what works; None: it can."""
+    if kv_cache_dtype not in _KV_DTYPES:
+        return f"kv_cache_dtype {kv_cache_dtype!r} is not one of {', '.join(_KV_DTYPES)}"
+    most = backend_info("cpu").max_head_size  # the same on GPUs
+    if head_size < 8 or head_size % 8 or head_size > most:
+        return f"head_size {head_size} is not a multiple of 8 in [8, {most}]"
+    return None
+
+
 class FolioImpl:
     """An attention layer of vLLM. The names of the arguments are vLLM's."""
+
+    can_return_lse_for_decode = supports_dcp = True
+    dcp_world_size, dcp_rank = 1, 0  # of decode context parallelism; vLLM sets them before __init__
 
     def __init__(self, num_heads: int, head_size: int, scale: float, num_kv_heads: Optional[int] = None,
                  alibi_slopes: Any = None, sliding_window: Optional[int] = None, kv_cache_dtype: str = "auto",
                  logits_soft_cap: Optional[float] = None, attn_type: str = "decoder",
                  kv_sharing_target_layer_name: Optional[str] = None, sinks: Any = None) -> None:
-        if kv_cache_dtype not in _KV_DTYPES:
-            raise UnsupportedError(f"Folio: kv_cache_dtype {kv_cache_dtype!r} is not one of {', '.join(_KV_DTYPES)}. "
-                                   "FOLIO_VLLM=0 uses vLLM's own attention")
-        most = backend_info("cpu").max_head_size  # the same on GPUs
-        if head_size < 8 or head_size % 8 or head_size > most:
-            raise UnsupportedError(f"Folio: head_size {head_size} is not a multiple of 8 in [8, {most}]. FOLIO_VLLM=0 "
-                                   "uses vLLM's own attention")
+        reason = lacks(head_size, kv_cache_dtype)
+        if reason:
+            raise UnsupportedError(f"Folio: {reason}")
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads or num_heads
         self.head_size, self.scale = head_size, float(scale)
         self.logits_soft_cap = logits_soft_cap or 0.0
@@ -49,6 +59,10 @@ class FolioImpl:
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.alibi_slopes, self.sinks = alibi_slopes, sinks
         self._type_number = type_of(self.type)
+        if self.dcp_world_size > 1 and (sliding_window is not None or alibi_slopes is not None or sinks is not None
+                                        or kv_cache_dtype in _FP8 or self.type != "decoder"):
+            raise UnsupportedError("Folio: decode context parallelism is for decoders without sliding window, ALiBi "
+                                   "and sinks, whose KV type is not fp8: leave --decode-context-parallel-size at 1")
         self._floats: dict = {}  # slopes and sinks, if they were not f32 tensors
         self._packed: tuple = (None, b"")  # what the options were packed from, and they
         self._cache: Any = None
@@ -78,6 +92,9 @@ class FolioImpl:
         if attn_metadata is None:  # vLLM warms up
             return output
         builder, cache = attn_metadata.builder, None
+        if self.dcp_world_size > 1:
+            parallel.forward(self, builder, attn_metadata, query, key, value, kv_cache, output)
+            return output
         builder.prepare(attn_metadata, kv_cache)
         if self.type != "encoder_only":
             cache = self._wrap(kv_cache, query.dtype)

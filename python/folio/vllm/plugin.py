@@ -56,6 +56,7 @@ def _register() -> str:
     if current_platform.is_cpu():
         checked = _check(version)
         register_backend(AttentionBackendEnum.CPU_ATTN, backend.path(backend.CPUBackend))
+        backend.leave_others(type(current_platform))
         return (f"Folio {__version__} is vLLM's CPU_ATTN ({checked}). Models with latent attention (DeepSeek) keep "
                 "vLLM's CPU_MLA or AMX_MLA. FOLIO_VLLM=0 switches Folio off")
     if current_platform.is_cuda():

