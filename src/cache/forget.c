@@ -110,7 +110,7 @@ folio_status folioi_pool_wipe_freed(folio_pool *pool)
         while (b->num_clean < b->num_free) {
             TRY(folioi_pool_wipe(pool, tier, CHUNK));
             if (b->num_clean == b->num_free) break;
-            folioi_pool_give_way(pool);
+            TRY(folioi_pool_give_way(pool));
         }
     }
     return FOLIO_OK;

@@ -6,12 +6,16 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Before others can look at the pool. */
+static folio_status check_if_asked(folio_pool *pool)
+{
+    folio_status found = pool->check != NULL ? pool->check(pool) : FOLIO_OK;
+    return found == FOLIO_ERR_MEMORY ? FOLIO_OK : found; /* without memory there is no check */
+}
+
 folio_status folioi_pool_unlock(folio_pool *pool, folio_status status)
 {
-    if (pool->check != NULL && status == FOLIO_OK) {
-        folio_status found = pool->check(pool);
-        if (found != FOLIO_ERR_MEMORY) status = found; /* without memory there is no check */
-    }
+    if (status == FOLIO_OK) status = check_if_asked(pool);
     if (!pool_fills_freed(pool)) { /* nothing else can change the error's text */
         pthread_mutex_unlock(&pool->lock);
         return status;
@@ -24,10 +28,12 @@ folio_status folioi_pool_unlock(folio_pool *pool, folio_status status)
     return status == FOLIO_OK ? status : folioi_fail(status, "%s", text);
 }
 
-void folioi_pool_give_way(folio_pool *pool)
+folio_status folioi_pool_give_way(folio_pool *pool)
 {
+    TRY(check_if_asked(pool));
     pthread_mutex_unlock(&pool->lock);
     wait_for_lock(pool);
+    return FOLIO_OK;
 }
 
 void folioi_pool_set_hash_bits(folio_pool *pool, int bits)

@@ -100,8 +100,9 @@ static inline void pool_lock(folio_pool *pool)
     if (pthread_mutex_trylock(&pool->lock) != 0) wait_for_lock(pool);
 }
 
-/** Unlocks, and locks again after the thread that has waited longest, if there is one, had the lock. */
-void folioi_pool_give_way(folio_pool *pool);
+/** Unlocks, and locks again after the thread that is next, if there is one, had the lock. Fails, without unlocking, where
+ * a check finds a fault. */
+folio_status folioi_pool_give_way(folio_pool *pool);
 
 /** Unlocks, after a check of the invariants where the pool was made with FOLIO_POOL_CHECK, and overwrites what was freed
  * where its `wipe` says so, or in poison mode. */

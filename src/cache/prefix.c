@@ -386,7 +386,7 @@ static folio_status room_for_nodes(folio_sequence *s, const folio_tokens *tokens
 }
 
 /* There is room for the first ones. What does not enter is not found later, no more. */
-static void index_blocks(folio_sequence *s, const folio_tokens *tokens)
+static folio_status index_blocks(folio_sequence *s, const folio_tokens *tokens)
 {
     folio_pool *pool = s->pool;
     folioi_index *x = &pool->index;
@@ -394,21 +394,22 @@ static void index_blocks(folio_sequence *s, const folio_tokens *tokens)
     for (int64_t i = first; i < tokens->num_tokens / pool->block_size && !s->stale; i++) {
         if (i > first && (i - first) % FOLIOI_HOLD_BLOCKS == 0) {
             stamp_change(&s->stamp, "folio_sequence_commit"); /* others may read its blocks now */
-            folioi_pool_give_way(pool);
-            if (s->stale || room_for_nodes(s, tokens) != FOLIO_OK) return;
+            TRY(folioi_pool_give_way(pool));
+            if (s->stale || room_for_nodes(s, tokens) != FOLIO_OK) return FOLIO_OK;
         }
         folioi_block_ids ids = tokens_block(tokens, i, pool->block_size);
         folioi_key parent = s->tip == NONE ? (folioi_key){{0, 0}} : index_node(x, s->tip)->key;
         folioi_key key = folioi_index_key(x, parent, s->salt, ids);
         int32_t node = folioi_index_find(x, key, s->tip, s->salt, ids);
         if (node == NONE) node = folioi_index_add(x, key, s->tip, s->salt, ids);
-        if (node == NONE) return;
+        if (node == NONE) return FOLIO_OK;
         for (int32_t g = 0; g < pool->num_layer_groups; g++) enter_block(s, g, i, node);
         index_pin(x, node);
         index_unpin(x, s->tip);
         s->tip = node;
         s->indexed = i + 1;
     }
+    return FOLIO_OK;
 }
 
 static folio_status commit(folio_sequence *s, const folio_tokens *tokens)
@@ -435,7 +436,7 @@ static folio_status commit(folio_sequence *s, const folio_tokens *tokens)
     bool more = t.num_tokens > s->committed || s->encoder_len > s->encoder_committed;
     s->committed = t.num_tokens;
     s->encoder_committed = s->encoder_len;
-    if (t.ids != NULL || t.hash_ids != NULL) index_blocks(s, &t);
+    if (t.ids != NULL || t.hash_ids != NULL) TRY(index_blocks(s, &t));
     /* others may read its blocks from here on: a batch from before would write to them */
     if (more || s->indexed > indexed) stamp_change(&s->stamp, "folio_sequence_commit");
     return FOLIO_OK;

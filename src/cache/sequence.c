@@ -104,8 +104,8 @@ void folio_sequence_destroy(folio_sequence *s)
         folioi_sequence_vacate(s);
         for (int32_t k = 0; k <= pool->cross; k++) s->table[k].num = s->table[k].released = 0;
         folioi_sequence_cut(s, 0);
-    } else {
-        folioi_sequence_shorten(s, 0);
+    } else if (folioi_sequence_shorten(s, 0) != FOLIO_OK) {
+        folioi_sequence_cut(s, 0);
     }
     folioi_sequence_drop(s, pool->cross, 0);
     if (s->prev != NULL) s->prev->next = s->next;
@@ -201,12 +201,15 @@ void folioi_sequence_cut(folio_sequence *s, int64_t len)
     s->indexed = indexed;
 }
 
-void folioi_sequence_shorten(folio_sequence *s, int64_t len)
+folio_status folioi_sequence_shorten(folio_sequence *s, int64_t len)
 {
     int64_t step = (int64_t)FOLIOI_HOLD_BLOCKS * s->pool->block_size;
-    for (; s->len - len > step; folioi_pool_give_way(s->pool))
+    while (s->len - len > step) {
         folioi_sequence_cut(s, s->len - step);
+        TRY(folioi_pool_give_way(s->pool));
+    }
     folioi_sequence_cut(s, len);
+    return FOLIO_OK;
 }
 
 static folio_status truncate(folio_sequence *s, int64_t len)
@@ -225,8 +228,7 @@ static folio_status truncate(folio_sequence *s, int64_t len)
                 (long long)(s->table[g].released * pool->block_size));
     }
     if (len < s->len) stamp_change(&s->stamp, "folio_sequence_truncate");
-    folioi_sequence_shorten(s, len);
-    return FOLIO_OK;
+    return folioi_sequence_shorten(s, len);
 }
 
 folio_status folio_sequence_truncate(folio_sequence *s, int64_t len)

@@ -51,7 +51,7 @@ void folioi_sequence_drop(folio_sequence *s, int32_t table, int64_t first);
 
 /** Truncate, for a length known to be right; shorten opens the lock now and then. */
 void folioi_sequence_cut(folio_sequence *s, int64_t len);
-void folioi_sequence_shorten(folio_sequence *s, int64_t len);
+folio_status folioi_sequence_shorten(folio_sequence *s, int64_t len);
 
 /** Blocks out of a windowed group's window: how many would become available; release them. */
 int64_t folioi_sequence_releasable(const folio_sequence *s);

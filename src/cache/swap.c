@@ -343,7 +343,7 @@ static folio_status preempt(folio_sequence *s, folio_preemption policy, folio_tr
     static const char name[] = "folio_sequence_preempt";
     stamp_change(&s->stamp, name);
     if (policy == FOLIO_PREEMPT_RECOMPUTE) {
-        folioi_sequence_shorten(s, 0);
+        TRY(folioi_sequence_shorten(s, 0));
         folioi_sequence_drop(s, pool->cross, 0);
         return FOLIO_OK;
     }

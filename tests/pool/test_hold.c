@@ -6,6 +6,7 @@
 #include "pool/pool_rig.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -40,56 +41,76 @@ POOL_TEST(hold, a_match_ends, .num_blocks = BLOCKS, .block_size = 1, .on_event =
     free(ids);
 }
 
-/* ---------------------------------------------------------------------- other threads in between */
+/* --------------------------------------------------------------------------- what others may see */
 
-typedef struct {
-    folio_pool *pool;
-    atomic_bool begun, quit;
-    bool seen_entries, seen_used; /* neither none nor all */
-} watcher;
+static struct {
+    int64_t entries, used; /* times that some were there, not none and not all */
+} seen;
 
-static void *watch(void *arg)
+/* In place of the pool's check: called before every opening of the lock. */
+static folio_status look(folio_pool *pool)
 {
-    watcher *w = arg;
-    while (!atomic_load(&w->quit)) {
-        folio_pool_stats s = pool_stats(w->pool);
-        atomic_store(&w->begun, true);
-        w->seen_entries |= s.num_entries > 0 && s.num_entries < LONG;
-        w->seen_used |= s.num_used > 0 && s.num_used < LONG;
-    }
-    return NULL;
+    int64_t entries = pool->index.num_nodes, used = pool->device.num_used;
+    seen.entries += entries > 0 && entries < LONG;
+    seen.used += used > 0 && used < LONG;
+    return FOLIO_OK;
 }
 
-/* Long calls let others see the middle of them. Repeated: the other thread may not get a processor during a call. */
+/* Long calls let others in: every 4,096 blocks. */
 POOL_TEST(hold, long_calls_let_others_in, .num_blocks = BLOCKS, .block_size = 1, .on_event = ignore)
 {
+    enum { OPENINGS = (LONG - 1) / 4096 };
     int32_t *ids = counting(LONG);
-    bool commit = false, gone[3] = {false};
-    for (int round = 0; round < 300 && !(commit && gone[0] && gone[1] && gone[2]); round++) {
-        watcher w = {.pool = pool};
-        pthread_t thread;
-        int how = round % 3;
+    folio_tokens tokens = pool_tokens(ids, LONG);
+    pool->check = look;
+    for (int how = 0; how < 3; how++) {
         folio_sequence *s = pool_sequence(pool, 0);
         CHECK_OK(folio_sequence_reserve(s, LONG, 0, NULL));
-        REQUIRE_TEST(pthread_create(&thread, NULL, watch, &w) == 0);
-        while (!atomic_load(&w.begun)) sched_yield();
-        folio_tokens tokens = pool_tokens(ids, LONG);
+        seen.entries = seen.used = 0;
         CHECK_OK(folio_sequence_commit(s, &tokens));
+        CHECK_INT(seen.entries, OPENINGS);
         CHECK_INT(pool_stats(pool).num_entries, LONG);
         if (how == 0) CHECK_OK(folio_sequence_truncate(s, 0));
         if (how == 1) CHECK_OK(folio_sequence_preempt(s, FOLIO_PREEMPT_RECOMPUTE, NULL, NULL));
         folio_sequence_destroy(s);
+        CHECK_INT(seen.used, OPENINGS);
         CHECK_INT(pool_stats(pool).num_cached, LONG);
-        atomic_store(&w.quit, true);
-        pthread_join(thread, NULL);
-        commit |= w.seen_entries;
-        gone[how] |= w.seen_used;
         CHECK_OK(folio_pool_forget(pool));
     }
-    CHECK(commit);
-    for (int how = 0; how < 3; how++) CHECK_MSG(gone[how], "call %d", how);
     free(ids);
 }
+
+/* The thread that waits for the lock has it next, whatever the scheduler does. */
+static void *wait_in_line(void *arg)
+{
+    folio_pool *pool = arg;
+    pool_lock(pool);
+    pool->watermark = 1;
+    pthread_mutex_unlock(&pool->lock);
+    return NULL;
+}
+
+POOL_TEST(hold, who_waits_is_next, .num_blocks = 4, .block_size = 1)
+{
+    pthread_t thread;
+    pool_lock(pool);
+    REQUIRE_TEST(pthread_create(&thread, NULL, wait_in_line, pool) == 0);
+    while (pthread_mutex_trylock(&pool->next) == 0) {
+        pthread_mutex_unlock(&pool->next);
+        sched_yield();
+    }
+    CHECK_OK(folioi_pool_give_way(pool));
+    CHECK_INT(pool->watermark, 1);
+    pthread_mutex_unlock(&pool->lock);
+    pthread_join(thread, NULL);
+}
+
+/* ------------------------------------------------------------------------- a forget in between */
+
+typedef struct {
+    folio_pool *pool;
+    atomic_bool begun, quit;
+} watcher;
 
 /* A forget that comes in the middle of a commit: nothing from before it is found after it. */
 static void *forget_often(void *arg)
