@@ -428,7 +428,7 @@ static void tensor_fill(const kit_case *h, const step_tensor *t, int32_t tensor,
 }
 
 /* With rotary_before, a sequence's rows of q or k: as a pass of its own would rotate them. */
-static void turn_rows(const kit_case *h, const step *st, const step_tensor *t, int64_t seq)
+static void rotate_rows(const kit_case *h, const step *st, const step_tensor *t, int64_t seq)
 {
     if (!h->spec.rotary_before) return;
     for (int64_t row = st->row_start[seq]; row < st->row_start[seq + 1]; row++)
@@ -494,13 +494,13 @@ static void step_fill(const kit_case *h, step *st)
         int64_t id = kit_seq_id(st->seqs, i), first = kit_first_token(seq);
         tensor_fill(h, &st->q, encoder_q ? KIT_ENCODER_Q : KIT_Q, id, encoder_q ? 0 : first,
                     st->row_start[i], st->row_start[i + 1] - st->row_start[i]);
-        turn_rows(h, st, &st->q, i);
+        rotate_rows(h, st, &st->q, i);
         if (type_is_cached(st->type) && seq->slots_ignored) continue;
         int64_t from = encoder_kv ? 0 : first, to = st->new_row_start[i];
         int64_t count = st->new_row_start[i + 1] - to;
         tensor_fill(h, &st->k, encoder_kv ? KIT_ENCODER_K : KIT_K, id, from, to, count);
         tensor_fill(h, &st->v, encoder_kv ? KIT_ENCODER_V : KIT_V, id, from, to, count);
-        turn_rows(h, st, &st->k, i);
+        rotate_rows(h, st, &st->k, i);
     }
 }
 

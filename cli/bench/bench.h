@@ -1,6 +1,6 @@
 /*
  * bench.h: what the topics of `folio bench` share. A case is timed in short batches; the cases of
- * one group take turns, so that noise of the machine hits all of them alike; a report has median,
+ * one group alternate, so that noise of the machine hits all of them alike; a report has median,
  * minimum and spread of each, as Markdown, CSV or JSON.
  */
 #ifndef FOLIO_BENCH_H

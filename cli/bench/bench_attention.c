@@ -19,7 +19,7 @@
 
 /* ---- One setting */
 
-/* What takes turns: the setting, the parts of a mixed batch, the form without options, rotary as a pass. */
+/* What alternates: the setting, the parts of a mixed batch, the form without options, rotary as a pass. */
 enum { WHOLE, PREFILLS, DECODES, PLAIN, PASS, NUM_SUBJECTS };
 
 /* Who reads the pieces of a decode. */
@@ -297,8 +297,8 @@ static double pass_bytes_s(bench *b, const trial *t)
     if (!t->used[PASS]) return (double)NAN;
     double rate = bench_stats_of(b->samples[BENCH_READ] + b->done - t->reps, t->reps).median;
     const setting *s = &r->of;
-    double turned = s->with->latent ? 1.0 - (double)bench_v_size(s) / s->head_size : 1.0;
-    return 2 * turned * (double)(r->q_bytes + r->kv_bytes) / rate * 1e-9;
+    double rotated = s->with->latent ? 1.0 - (double)bench_v_size(s) / s->head_size : 1.0;
+    return 2 * rotated * (double)(r->q_bytes + r->kv_bytes) / rate * 1e-9;
 }
 
 static void add_result(bench *b, trial *t, const lists *in, const setting *s)

@@ -96,7 +96,7 @@ typedef struct result {
     bench_bound pieces; /* GB/s where only the same pieces are read: decodes on the CPU */
     double pieces_one;  /* the same by one thread, the best sample */
     bool cached;        /* K and V came from the processor's caches: reading memory is no ceiling */
-    /* Medians of what ran in turns with it; NAN: did not. */
+    /* Medians of what alternated with it; NAN: did not. */
     double prefill_s, decode_s; /* the parts of a mixed batch, each alone */
     double plain_s, plain_work; /* the same without extras; its multiply-adds over this one's */
     double pass_s;              /* of a rotary forward: with a separate pass instead */
@@ -168,7 +168,7 @@ bool bench_parse_lists(lists *to, const list_texts *texts);
 /* The length of sequence i of a group. */
 int64_t bench_seq_len(const group *g, int64_t i);
 
-/* Number of settings, and number i of them; threads and level turn slowest, the layout fastest. */
+/* Number of settings, and number i of them; threads and level change slowest, the layout fastest. */
 int64_t bench_num_settings(const lists *of);
 setting bench_nth_setting(const lists *of, int64_t i);
 
@@ -204,8 +204,8 @@ typedef struct rig {
     void *k, *v;           /* [rows][kv_heads][head_size]; NULL: all keys are in the cache */
     size_t kv_bytes;       /* of either */
     folio_rotary *rotary;
-    void *q_turned, *k_turned; /* of a separate pass */
-    float *table;              /* its cosines and sines, [longest][head_size] */
+    void *q_rotated, *k_rotated; /* of a separate pass */
+    float *table;                /* its cosines and sines, [longest][head_size] */
     int32_t num_threads;
 } rig;
 
@@ -230,7 +230,7 @@ bool bench_rig_time(const rig *r, int64_t launches, bool (*call)(const void *, c
 void bench_rig_close(rig *r);
 
 /* The first dim that rotates, and all from there on: of latents those behind V. */
-int32_t bench_first_turned(const setting *s);
+int32_t bench_first_rotated(const setting *s);
 
 /* The head size of V. */
 int32_t bench_v_size(const setting *s);

@@ -94,7 +94,7 @@ static const char more_help[] =
     "  --section ancestors compares Folio's own interface with that of vLLM 0.6 (folio_vllm06.h): forward\n"
     "  of xformers, torch-sdpa and ipex over caches in their layouts, with the plan of a step that an\n"
     "  earlier layer made, and for decodes paged_attention_v1 and _v2, which do the same and store\n"
-    "  nothing. All of them take turns, over the same batch. 'times native' is the median divided by that\n"
+    "  nothing. All of them alternate, over the same batch. 'times native' is the median divided by that\n"
     "  of the native forward which stores k and v, of operators by that of its plain form. The type of\n"
     "  the cache is dtype, fp8_e4m3 or fp8_e5m2. In a case, prompts must stand before decodes.\n\n"
     "examples\n"

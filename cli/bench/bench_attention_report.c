@@ -279,7 +279,7 @@ static void print_name(const result *r)
            with.text[0] ? ", " : "", with.text);
 }
 
-/* What ran in turns with a case, a line each. */
+/* What alternated with a case, a line each. */
 static void print_beside(const result *r)
 {
     char c[32], d[32];

@@ -136,14 +136,14 @@ static bool make_numbers(const rig *r, uint64_t *state, int64_t numbers, int whi
            bench_device_fill(r->device, *to, dtype, numbers, seed_of(*state, r->layers + which));
 }
 
-int32_t bench_first_turned(const setting *s) { return s->with->latent ? bench_v_size(s) : 0; }
+int32_t bench_first_rotated(const setting *s) { return s->with->latent ? bench_v_size(s) : 0; }
 
 /* New keys and values; what rotates them, in the forward or in a pass of its own. */
 static bool make_rotary(rig *r, uint64_t *state)
 {
     const setting *s = &r->of;
     int64_t numbers = s->what->rows * s->heads.kv_heads * s->head_size;
-    int32_t first = bench_first_turned(s), dims = s->head_size - first;
+    int32_t first = bench_first_rotated(s), dims = s->head_size - first;
     folio_rotary_desc desc = FOLIO_WITH(folio_rotary_desc, .first_dim = first, .num_dims = dims,
                                         .num_positions = s->what->longest);
     if (!s->with->rotary && !s->with->stores && !s->with->private_slots) return true;
@@ -164,10 +164,10 @@ static bool make_rotary(rig *r, uint64_t *state)
         }
     folio_context_info info = {.struct_size = sizeof info};
     r->num_threads = folio_context_get_info(r->ctx, &info) == FOLIO_OK ? info.num_threads : 1;
-    if (!make_memory(r, r->q_bytes, &r->q_turned) || !make_memory(r, r->kv_bytes, &r->k_turned))
+    if (!make_memory(r, r->q_bytes, &r->q_rotated) || !make_memory(r, r->kv_bytes, &r->k_rotated))
         return false;
-    memcpy(r->q_turned, r->q, r->q_bytes);
-    memcpy(r->k_turned, r->k, r->kv_bytes);
+    memcpy(r->q_rotated, r->q, r->q_bytes);
+    memcpy(r->k_rotated, r->k, r->kv_bytes);
     return true;
 }
 
@@ -289,8 +289,8 @@ void bench_rig_close(rig *r)
     folio_memory_destroy(r->ctx, FOLIO_MEMORY_DEVICE, r->sinks, bytes);
     folio_memory_destroy(r->ctx, FOLIO_MEMORY_DEVICE, r->k, r->kv_bytes);
     folio_memory_destroy(r->ctx, FOLIO_MEMORY_DEVICE, r->v, r->kv_bytes);
-    folio_memory_destroy(r->ctx, FOLIO_MEMORY_DEVICE, r->q_turned, r->q_bytes);
-    folio_memory_destroy(r->ctx, FOLIO_MEMORY_DEVICE, r->k_turned, r->kv_bytes);
+    folio_memory_destroy(r->ctx, FOLIO_MEMORY_DEVICE, r->q_rotated, r->q_bytes);
+    folio_memory_destroy(r->ctx, FOLIO_MEMORY_DEVICE, r->k_rotated, r->kv_bytes);
     folio_rotary_destroy(r->rotary);
     free(r->table);
 }
@@ -308,8 +308,8 @@ static folio_tensors tensors_of(const rig *r)
                 (folio_tensor){.data = r->v, .dtype = r->of.dtype, .tokens = r->of.what->rows};
     }
     if (r->table) {
-        tensors.q.data = r->q_turned;
-        tensors.k.data = r->k_turned;
+        tensors.q.data = r->q_rotated;
+        tensors.k.data = r->k_rotated;
     }
     return tensors;
 }

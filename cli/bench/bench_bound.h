@@ -1,6 +1,6 @@
 /*
  * bench_bound.h: what a case reached of its ceiling, and whether its times can be trusted. A ceiling is what was seen
- * to be possible: the best of the samples that took turns with the case, or the case itself where it was faster. So no
+ * to be possible: the best of the samples that alternated with the case, or the case itself where it was faster. So no
  * case reaches more than all of it.
  */
 #ifndef FOLIO_BENCH_BOUND_H

@@ -1,6 +1,6 @@
 /*
  * bench_peers.h: other programs' attention, run by the script peers/peers.py in a process of its
- * own, so that `folio bench` can take its repetitions and theirs in turns.
+ * own, so that `folio bench` can alternate its repetitions with theirs.
  */
 #ifndef FOLIO_BENCH_PEERS_H
 #define FOLIO_BENCH_PEERS_H

@@ -101,7 +101,7 @@ void bench_shuffle(bench_pool *b, int32_t *of, int64_t n, int64_t count)
 
 /*
  * About one pool in a thousand takes twice the time as long as it lives, whatever its size; where
- * it lies in memory, presumably. Batches of a size go over several pools in turn, so that the
+ * it lies in memory, presumably. Batches of a size go over several pools, one after another, so that the
  * median is not that one's.
  */
 enum { PAIRS = 2048, PLACES = 3 };

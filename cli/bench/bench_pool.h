@@ -1,6 +1,6 @@
 /*
  * bench_pool.h: the groups of `folio bench pool`. A group makes pools of its own, times its cases
- * in turns and leaves nothing behind; false: a call failed, and stderr says which.
+ * alternately and leaves nothing behind; false: a call failed, and stderr says which.
  */
 #ifndef FOLIO_BENCH_POOL_H
 #define FOLIO_BENCH_POOL_H

@@ -124,80 +124,80 @@ bool bench_match(bench_pool *b)
     return ok;
 }
 
-/* ---- evict and commit: in turns, each makes what the other needs */
+/* ---- evict and commit alternate: each makes what the other needs */
 
-/* A turn takes back TURN_BLOCKS cached blocks, then fills them with new tokens. */
-enum { TURN_LENGTH = 32, TURN_SEQUENCES = 16, TURN_BLOCKS = TURN_LENGTH * TURN_SEQUENCES };
+/* A round takes back ROUND_BLOCKS cached blocks, then fills them with new tokens. */
+enum { ROUND_LENGTH = 32, ROUND_SEQUENCES = 16, ROUND_BLOCKS = ROUND_LENGTH * ROUND_SEQUENCES };
 
-typedef struct turns {
+typedef struct rounds {
     bench_pool *b;
-    folio_pool *pool; /* all cached, but for TURN_BLOCKS free ones between evict and commit */
+    folio_pool *pool; /* all cached, but for ROUND_BLOCKS free ones between evict and commit */
     int64_t tokens;   /* of a sequence */
-    int32_t *ids;     /* [tokens] [TURN_SEQUENCES] */
-    folio_sequence *sequences[TURN_SEQUENCES];
-    int32_t taken[TURN_BLOCKS];
-} turns;
+    int32_t *ids;     /* [tokens] [ROUND_SEQUENCES] */
+    folio_sequence *sequences[ROUND_SEQUENCES];
+    int32_t taken[ROUND_BLOCKS];
+} rounds;
 
 static bool evict_batch(void *state, double *seconds)
 {
-    turns *s = state;
+    rounds *s = state;
     double start = term_seconds();
-    for (int i = 0; i < TURN_BLOCKS; i++) BENCH_TRY(folio_pool_alloc(s->pool, 1, &s->taken[i]));
+    for (int i = 0; i < ROUND_BLOCKS; i++) BENCH_TRY(folio_pool_alloc(s->pool, 1, &s->taken[i]));
     *seconds = term_seconds() - start;
-    BENCH_TRY(folio_pool_release(s->pool, TURN_BLOCKS, s->taken));
+    BENCH_TRY(folio_pool_release(s->pool, ROUND_BLOCKS, s->taken));
     return true;
 }
 
 static bool commit_batch(void *state, double *seconds)
 {
-    turns *s = state;
+    rounds *s = state;
     folio_tokens tokens = {.struct_size = sizeof tokens, .num_tokens = s->tokens};
-    bench_draw_ids(s->b, s->ids, TURN_SEQUENCES * s->tokens);
-    for (int i = 0; i < TURN_SEQUENCES; i++)
+    bench_draw_ids(s->b, s->ids, ROUND_SEQUENCES * s->tokens);
+    for (int i = 0; i < ROUND_SEQUENCES; i++)
         BENCH_TRY(folio_sequence_reserve(s->sequences[i], s->tokens, 0, NULL));
     double start = term_seconds();
-    for (int i = 0; i < TURN_SEQUENCES; i++) {
+    for (int i = 0; i < ROUND_SEQUENCES; i++) {
         tokens.ids = s->ids + i * s->tokens;
         BENCH_TRY(folio_sequence_commit(s->sequences[i], &tokens));
     }
     *seconds = term_seconds() - start;
-    return truncate_all(s->sequences, TURN_SEQUENCES);
+    return truncate_all(s->sequences, ROUND_SEQUENCES);
 }
 
-static bool fill_turns(bench_pool *b, turns *s)
+static bool fill_rounds(bench_pool *b, rounds *s)
 {
     s->b = b;
-    s->tokens = (int64_t)TURN_LENGTH * b->block_size;
-    s->ids = bench_alloc(TURN_SEQUENCES * s->tokens, sizeof *s->ids);
+    s->tokens = (int64_t)ROUND_LENGTH * b->block_size;
+    s->ids = bench_alloc(ROUND_SEQUENCES * s->tokens, sizeof *s->ids);
     s->pool = bench_make_pool(b, CACHED_BLOCKS);
     if (s->pool == NULL) return false;
-    for (int i = 0; i < CACHED_BLOCKS / TURN_LENGTH; i++) {
+    for (int i = 0; i < CACHED_BLOCKS / ROUND_LENGTH; i++) {
         bench_draw_ids(b, s->ids, s->tokens);
         if (!cache_prompt(s->pool, s->ids, s->tokens)) return false;
     }
-    return make_sequences(s->pool, s->sequences, TURN_SEQUENCES, s->tokens);
+    return make_sequences(s->pool, s->sequences, ROUND_SEQUENCES, s->tokens);
 }
 
 bool bench_evict_commit(bench_pool *b)
 {
-    turns *s = bench_alloc(1, sizeof *s);
+    rounds *s = bench_alloc(1, sizeof *s);
     bench_case cases[] = {
         {.name = "evict",
          .blocks = CACHED_BLOCKS,
          .per = "block",
-         .operations = TURN_BLOCKS,
+         .operations = ROUND_BLOCKS,
          .batch = evict_batch,
          .state = s},
         {.name = "commit",
          .blocks = CACHED_BLOCKS,
-         .length = TURN_LENGTH,
+         .length = ROUND_LENGTH,
          .per = "block",
-         .operations = TURN_BLOCKS,
+         .operations = ROUND_BLOCKS,
          .batch = commit_batch,
          .state = s},
     };
-    bool ok = fill_turns(b, s) && bench_measure(&b->report, cases, 2);
-    destroy_sequences(s->sequences, TURN_SEQUENCES);
+    bool ok = fill_rounds(b, s) && bench_measure(&b->report, cases, 2);
+    destroy_sequences(s->sequences, ROUND_SEQUENCES);
     folio_pool_destroy(s->pool);
     free(s->ids);
     free(s);

@@ -24,8 +24,8 @@ static uint16_t to_bf16(float x)
 }
 
 /* One row of one head: halves, as Llama has them. */
-static void turn_f32(float *restrict to, const float *restrict from, const float *restrict row,
-                     int32_t half)
+static void rotate_f32(float *restrict to, const float *restrict from, const float *restrict row,
+                       int32_t half)
 {
     for (int32_t i = 0; i < half; i++) {
         to[i] = from[i] * row[i] - from[half + i] * row[half + i];
@@ -33,8 +33,8 @@ static void turn_f32(float *restrict to, const float *restrict from, const float
     }
 }
 
-static void turn_bf16(uint16_t *restrict to, const uint16_t *restrict from,
-                      const float *restrict row, int32_t half)
+static void rotate_bf16(uint16_t *restrict to, const uint16_t *restrict from,
+                        const float *restrict row, int32_t half)
 {
     for (int32_t i = 0; i < half; i++) {
         float x = of_bf16(from[i]), y = of_bf16(from[half + i]);
@@ -44,26 +44,26 @@ static void turn_bf16(uint16_t *restrict to, const uint16_t *restrict from,
 }
 
 /* Of q or of k. */
-typedef struct turning {
+typedef struct rotation {
     const rig *r;
     const void *from;
     void *to; /* [rows][heads][head_size]; dims that do not rotate are not written */
     int32_t heads;
     const int64_t *positions; /* [rows] */
-} turning;
+} rotation;
 
-static double turn_row(void *state, int64_t row, int64_t next)
+static double rotate_row(void *state, int64_t row, int64_t next)
 {
-    const turning *t = state;
+    const rotation *t = state;
     const setting *s = &t->r->of;
-    int32_t first = bench_first_turned(s), dims = s->head_size - first;
+    int32_t first = bench_first_rotated(s), dims = s->head_size - first;
     const float *angles = t->r->table + t->positions[row] * dims;
     (void)next;
     for (int32_t h = 0; h < t->heads; h++) {
         int64_t at = (row * t->heads + h) * s->head_size + first;
         if (s->dtype == FOLIO_F32)
-            turn_f32((float *)t->to + at, (const float *)t->from + at, angles, dims / 2);
-        else turn_bf16((uint16_t *)t->to + at, (const uint16_t *)t->from + at, angles, dims / 2);
+            rotate_f32((float *)t->to + at, (const float *)t->from + at, angles, dims / 2);
+        else rotate_bf16((uint16_t *)t->to + at, (const uint16_t *)t->from + at, angles, dims / 2);
     }
     return 0;
 }
@@ -76,12 +76,12 @@ bool bench_rotate(const rig *r)
             folio_batch_get_view(r->l.batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_AUTO, &view),
             "folio_batch_get_view"))
         return false;
-    turning both[] = {{r, r->q, r->q_turned, r->of.heads.heads, view.positions},
-                      {r, r->k, r->k_turned, r->of.heads.kv_heads, view.positions}};
+    rotation both[] = {{r, r->q, r->q_rotated, r->of.heads.heads, view.positions},
+                       {r, r->k, r->k_rotated, r->of.heads.kv_heads, view.positions}};
     for (int i = 0; i < 2; i++) {
-        int64_t dims = r->of.head_size - bench_first_turned(&r->of);
+        int64_t dims = r->of.head_size - bench_first_rotated(&r->of);
         bool few = r->of.what->rows * both[i].heads * dims < FEW;
-        (void)bench_in_parallel(few ? 1 : r->num_threads, r->of.what->rows, turn_row, &both[i],
+        (void)bench_in_parallel(few ? 1 : r->num_threads, r->of.what->rows, rotate_row, &both[i],
                                 &seconds);
     }
     return true;

@@ -1,6 +1,6 @@
 /*
  * check_attend.c: the attention cases of `folio check`, feature by feature. Each starts from a
- * small random geometry with shuffled, poisoned blocks and turns on what its feature is about;
+ * small random geometry with shuffled, poisoned blocks and adds what its feature is about;
  * lengths sit on the edges of blocks and splits.
  */
 #include "check/check.h"
@@ -158,7 +158,7 @@ static void no_context(check_attention *c)
     }
 }
 
-/* Mostly decoders; every third case an encoder type in turn. */
+/* Mostly decoders; every third case one of the encoder types. */
 static folio_attention_type self_type(int64_t index)
 {
     static const folio_attention_type types[] = {
@@ -169,7 +169,7 @@ static folio_attention_type self_type(int64_t index)
 
 /* ---- Every kernel */
 
-/* q dtype x kv dtype x layout, with the head sizes in turn, each over a mixed batch. */
+/* q dtype x kv dtype x layout, with a head size each, over a mixed batch. */
 void make_kernels(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
     static const int32_t sizes[] = {32, 64, 128}; /* as kernels are specialised for */
@@ -206,7 +206,7 @@ static void add_one_thing(check_draw *d, int64_t index, check_attention *c)
 
 /*
  * Prompts and chunks of several tiles of the largest kernels, in their favourite shapes: lengths at the edges of pages and
- * tiles, groups that fill no tile, and one thing more in turns. With --full, some have so many kv heads that a GPU's
+ * tiles, groups that fill no tile, and one thing more each. With --full, some have so many kv heads that a GPU's
  * blocks compute several tiles, none of which is cut.
  */
 void make_tiles(const check_env *env, check_draw *d, int64_t index, check_attention *c)
@@ -297,8 +297,8 @@ static void add_nan_window(check_draw *d, const kit_seq *seq, kit_spec *s)
 }
 
 /*
- * vLLM 0.6's own caches: both of them x each type, with block sizes and head sizes in turn. Prompts, chunks and decodes, and one
- * thing more in turns.
+ * vLLM 0.6's own caches: both of them x each type, with a block size and a head size each. Prompts, chunks and decodes, and one
+ * thing more each.
  */
 void make_xpacked(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
@@ -450,11 +450,11 @@ void make_prefix_prefill(const check_env *env, check_draw *d, int64_t index, che
     for (int i = 0; i < 3; i++) check_add(c, CHECK_PICK(d, edges), CHECK_PICK(d, contexts));
 }
 
-/* Options in turn of a long prefix: few cases each, for all that a kernel does differently. */
-static void long_option(check_draw *d, int64_t turn, check_attention *c)
+/* Options of a long prefix, one each: few cases each, for all that a kernel does differently. */
+static void long_option(check_draw *d, int64_t option, check_attention *c)
 {
     kit_spec *s = &c->spec;
-    switch (turn) {
+    switch (option) {
     case 0: s->windowed = 1, s->window_left = 700, s->window_right = -1; break;
     case 1: s->sinks = true; break;
     case 2: random_bias(d, s), s->bias |= KIT_BIAS_KEY, s->sinks = true; break;
@@ -688,7 +688,7 @@ void make_int8_kv(const check_env *env, check_draw *d, int64_t index, check_atte
     c->spec.dtype = query_dtypes[index % 3];
 }
 
-/* DeepSeek's shape with few and with many heads, the form of its prompts, small and odd ones; options in turn. */
+/* DeepSeek's shape with few and with many heads, the form of its prompts, small and odd ones; an option each. */
 void make_latent(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
     static const int32_t shapes[][4] = {{16, 1, 576, 512}, {128, 1, 576, 512}, {16, 1, 192, 128},
@@ -802,7 +802,7 @@ void make_positions(const check_env *env, check_draw *d, int64_t index, check_at
     if (index % 3 == 0) random_window(d, &c->spec);
 }
 
-/* More queries than keys, before them, among them and after them, alone and beside others; options in turn. */
+/* More queries than keys, before them, among them and after them, alone and beside others; an option each. */
 void make_more_queries(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
     kit_spec *s = &c->spec;

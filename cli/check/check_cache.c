@@ -42,7 +42,7 @@ static folio_dtype dtype_of(const check_env *env, int64_t index)
     return kv_dtypes[index / env->info.num_layouts % NUM_KV_DTYPES];
 }
 
-/* Every layout with every dtype in turn; NULL: the case has failed. */
+/* Each layout with each dtype, one after another; NULL: the case has failed. */
 static kit_case *open_nth(const check_env *env, check_draw *d, int64_t index, kit_spec *s,
                           check_outcome *out)
 {

@@ -515,7 +515,7 @@ FOLIO_API folio_status folio_kv_cache_get_view(const folio_kv_cache *cache, int3
 
 typedef struct folio_rotary folio_rotary;
 
-/** Which two numbers of a row turn together, n = num_dims, counted from first_dim on. */
+/** Which two numbers of a row are rotated together, n = num_dims, counted from first_dim on. */
 typedef enum folio_rotary_pairing {
     FOLIO_ROTARY_HALVES = 0, /* i and i + n/2: GPT-NeoX, Llama, Qwen */
     FOLIO_ROTARY_PAIRS = 1   /* 2i and 2i + 1: GPT-J, DeepSeek       */
@@ -532,7 +532,7 @@ typedef enum folio_rotary_scaling {
 } folio_rotary_scaling;
 
 /**
- * Pair i of a row at position p turns by the angle a = p * f_i:
+ * Pair i of a row at position p is rotated by the angle a = p * f_i:
  *
  *     x' = x * cos(a) - y * sin(a)
  *     y' = y * cos(a) + x * sin(a)
@@ -548,7 +548,7 @@ typedef enum folio_rotary_scaling {
 typedef struct folio_rotary_desc {
     size_t struct_size;
     int32_t num_dims;  /* n: even, 2..65536                                                       */
-    int32_t first_dim; /* in a head of q and k; with v_in_k at least v_head_size: V does not turn */
+    int32_t first_dim; /* in a head of q and k; with v_in_k at least v_head_size: V is not rotated */
     folio_rotary_pairing pairing;
     folio_rotary_scaling scaling;
     int64_t num_positions;     /* rows of the table, 1..2^31 - 1: positions are below it          */
@@ -559,7 +559,7 @@ typedef struct folio_rotary_desc {
     int64_t original_len;      /* YARN, LLAMA3: tokens the model was trained for; >= 1            */
     double low_freq_factor;    /* LLAMA3; 0: 1                                                    */
     double high_freq_factor;   /* LLAMA3, above low_freq_factor; 0: 4                             */
-    double beta_fast;          /* YARN: a fast pair makes this many turns in original_len; 0: 32  */
+    double beta_fast;          /* YARN: a fast pair makes this many rotations in original_len; 0: 32  */
     double beta_slow;          /* YARN: the same for a slow pair, below beta_fast; 0: 1           */
     int32_t exact_bounds;      /* YARN: 1: the ramp's ends are not rounded to whole pairs         */
     double magnitude;          /* multiplies cos and sin, given ones too; 0: 1, or with YARN      */

@@ -89,16 +89,17 @@ static folio_status check_desc(const folio_rotary_desc *d)
 
 /* ---- frequencies ---- */
 
-/* The pair that makes so many turns within original_len, as a fraction. */
-static double pair_of_turns(const folio_rotary_desc *d, double turns)
+/* The pair that makes so many rotations within original_len, as a fraction. */
+static double pair_of_rotations(const folio_rotary_desc *d, double rotations)
 {
-    return d->num_dims * log((double)d->original_len / (turns * TWO_PI)) / (2.0 * log(d->theta));
+    return d->num_dims * log((double)d->original_len / (rotations * TWO_PI)) /
+           (2.0 * log(d->theta));
 }
 
 /* 1: the pair keeps its frequency, 0: it is divided by the factor. */
 static double yarn_share(const folio_rotary_desc *d, int64_t pair)
 {
-    double low = pair_of_turns(d, d->beta_fast), high = pair_of_turns(d, d->beta_slow);
+    double low = pair_of_rotations(d, d->beta_fast), high = pair_of_rotations(d, d->beta_slow);
     if (!d->exact_bounds) {
         low = floor(low);
         high = ceil(high);
@@ -111,8 +112,8 @@ static double yarn_share(const folio_rotary_desc *d, int64_t pair)
 
 static double llama3_share(const folio_rotary_desc *d, double frequency)
 {
-    double turns = (double)d->original_len * frequency / TWO_PI;
-    double share = (turns - d->low_freq_factor) / (d->high_freq_factor - d->low_freq_factor);
+    double rotations = (double)d->original_len * frequency / TWO_PI;
+    double share = (rotations - d->low_freq_factor) / (d->high_freq_factor - d->low_freq_factor);
     return fmin(fmax(share, 0.0), 1.0);
 }
 

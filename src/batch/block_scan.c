@@ -1,5 +1,5 @@
 /*
- * block_scan.c: the loop over a block table, which compilers turn into vectors. A step of 256 decodes of 4k
+ * block_scan.c: the loop over a block table, which compilers vectorize. A step of 256 decodes of 4k
  * tokens has 65536 entries: 20 us one by one, 7 us in the vectors every x86-64 has, 2 us in AVX2's.
  */
 #include "batch/block_scan.h"

@@ -1,6 +1,6 @@
 /*
- * kv_layout.c: the layouts as a table of dimension orders, and the arithmetic that turns a row of it
- * into dims, strides, bytes and addresses.
+ * kv_layout.c: the layouts as a table of dimension orders, and the arithmetic that makes dims,
+ * strides, bytes and addresses of a row of it.
  */
 #include "cache/kv_layout.h"
 

@@ -75,12 +75,12 @@ static void write_token(const folioi_kv_side *side, const folioi_kv_share *share
 static void write_rotated(const folioi_kv_side *k, const folioi_kv_share *share,
                           const folioi_kv_tensors *t, int64_t row, int64_t block, int64_t token)
 {
-    float turned[FOLIOI_ROTARY_MAX_DIMS]; /* of k's dtype */
-    folio_tensor one = {turned, t->k.dtype, 1, 0, 0};
+    float rotated[FOLIOI_ROTARY_MAX_DIMS]; /* of k's dtype */
+    folio_tensor one = {rotated, t->k.dtype, 1, 0, 0};
     for (int32_t h = share->head_begin; h < share->head_end; h++) {
         int64_t index = row * t->k.token_stride + h * t->k.head_stride;
         const char *from = (const char *)t->k.data + index * (int64_t)folio_dtype_size(t->k.dtype);
-        folioi_rotate_row(turned, from, t->k.dtype, k->dims, &t->rotation, t->positions[row]);
+        folioi_rotate_row(rotated, from, t->k.dtype, k->dims, &t->rotation, t->positions[row]);
         write_token(k, &(folioi_kv_share){0, 1, h, h + 1}, &one, t->k_head_scales, t->k_scale, 0,
                     block, token);
     }

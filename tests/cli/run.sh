@@ -336,7 +336,7 @@ small='--heads 4:2 --reps 2 --dtype f32 --block-size 16 -o csv'
     expect 0 out '^case,' bench $small --case 'q512-1k*2,q1s2-5+3,2-3q1s9' --head-size 16 --threads 1
     check "bench: ranges" test "$(column case)" = "q512 q1k q1s2 q1s5 2q1s9 3q1s9"
     expect 0 out '^case,' bench $small --case q2 --head-size 16-32+16 --threads 1-3 --level scalar
-    check "bench: threads turn slower" test "$(column threads)" = "1 1 2 2 3 3"
+    check "bench: threads change slower" test "$(column threads)" = "1 1 2 2 3 3"
     check "bench: no share above 1, and what is noisy is told: $(doubts)" doubts
     check "bench: than head sizes" test "$(column head_size)" = "16 32 16 32 16 32"
     with=alibi+sinks+window:2+soft_cap:2.5
@@ -405,7 +405,7 @@ small='--heads 4:2 --head-size 32 --reps 2 --dtype f32 --threads 2 --peers --pee
         grep -q '^| q4 .* |  *- |  *3000.00 s ([0-9.]*) |$' out
     check "bench --peers: threads" \
         grep -q '^--threads 2, 2 OpenMP threads$' said
-    check "bench --peers: runs in turns" \
+    check "bench --peers: runs alternate" \
         test "$(sed -n 's/^{"run": "\(.\).*", "warm": false}$/\1/p' said | tr -d '\n')" = lrlrrr
     rm said
     expect 0 out '^q2_5q1s9,.*,1000,[0-9.e+]*,3000,[0-9.e+]*$' bench $small --case q2_5q1s9 --cache warm \

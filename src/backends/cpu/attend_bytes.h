@@ -1,6 +1,6 @@
 /*
  * attend_bytes.h: up to four rows against a whole tile of 8-bit keys: K as words of four dims, [k/4][16 tokens], V as rows
- * of tokens. What lies otherwise is turned so first, as bytes. Bytes become pairs of bf16 in registers, just before the
+ * of tokens. What lies otherwise is transposed so first, as bytes. Bytes become pairs of bf16 in registers, just before the
  * dot products, in the same order as when a tile is converted to memory first: the same bits without the memory traffic.
  */
 #ifndef FOLIOI_ATTEND_BYTES_H
@@ -8,7 +8,7 @@
 
 #include "backends/cpu/tile_load.h"
 
-/* K of sub-tile i as words, where it lies or in scratch. Pairs of bytes are turned as numbers of bf16 are. */
+/* K of sub-tile i as words, where it lies or in scratch. Pairs of bytes are transposed as numbers of bf16 are. */
 static const float *words_of_k(const folioi_attend_args *a, const tile_plan *plan, tile *t, int i)
 {
     ahead none = {.width = 0};
@@ -18,7 +18,7 @@ static const float *words_of_k(const folioi_attend_args *a, const tile_plan *pla
     float *to = a->k_tile + (int64_t)(i % GROUP) * SUB * (a->k_dims / 4);
     if (plan->k.form == AS_UNITS) {
         r.type = FOLIO_BF16;
-        turn_keys(&r, a->k_dims / 2, to, &none);
+        transpose_keys(&r, a->k_dims / 2, to, &none);
         return to;
     }
     for (int32_t d = 0; d < a->k_dims; d += 4)

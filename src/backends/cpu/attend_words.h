@@ -1,10 +1,10 @@
 /*
  * attend_words.h: up to four rows against a whole tile of f16 or bf16 keys, where products are f32. Two numbers become f32
  * in registers, just before they are multiplied: of a word of both, or of two vectors that lie side by side. What lies
- * otherwise is turned to words first, K to [k/2][16 tokens] and V to [8][v]. The order of sums, and so the bits, are those
+ * otherwise is transposed to words first, K to [k/2][16 tokens] and V to [8][v]. The order of sums, and so the bits, are those
  * of a tile that is converted to f32 in memory.
  *
- *            words where they lie   turned to words   vectors where they lie
+ *            words where they lie   transposed to words   vectors where they lie
  *   K        native                 rows, x-packed    x = 1
  *   V        native                 dim by dim        rows
  */
@@ -113,18 +113,18 @@ static void score_group_words(const folioi_attend_args *a, const tile_plan *plan
                               int first, float *s)
 {
     const key_side *side = &plan->k;
-    const bool turns = side->form == AS_UNITS, words = side->form != AS_COLUMNS;
-    const int32_t part = turns ? part_of(plan, 2, true) : a->k_dims;
+    const bool transposes = side->form == AS_UNITS, words = side->form != AS_COLUMNS;
+    const int32_t part = transposes ? part_of(plan, 2, true) : a->k_dims;
     key_rows r[GROUP];
     for (int i = 0; i < GROUP; i++) {
         find_k(a, plan, t, first + i, &r[i]);
         t->ptrs.k[first + i] = (const float *)(const void *)r[i].four[0];
-        r[i].type = FOLIO_F32; /* a word of two is turned as one number */
+        r[i].type = FOLIO_F32; /* a word of two is transposed as one number */
     }
     for (int32_t d = 0; d < a->k_dims; d += part) {
         int32_t n = a->k_dims - d < part ? a->k_dims - d : part;
         step_range steps = {d / 2, n / 2};
-        for (int i = 0; turns && i < GROUP; i++)
+        for (int i = 0; transposes && i < GROUP; i++)
             convert_k(plan, t, first + i, &r[i], n / 2, k_scratch(a, i));
 #define CASE(R, type)                                                                              \
     if (a->rows == R && t->kv == type)                                                             \
@@ -145,7 +145,7 @@ static void value_sub_words(const folioi_attend_args *a, const tile_plan *plan, 
     if (side->form == AS_COLUMNS) {
         key_rows r = {.type = FOLIO_F32, .unit = 16, .stride = side->unit};
         for (int j = 0; j < 4; j++) r.four[j] = v + 4 * j * r.stride;
-        turn_dims(&r, a->v_dims, SUB / 2, v_scratch(a, 0), a->v_dims, t->converts);
+        transpose_dims(&r, a->v_dims, SUB / 2, v_scratch(a, 0), a->v_dims, t->converts);
         v = (const char *)v_scratch(a, 0);
         token = 2 * (int64_t)a->v_dims;
     }

@@ -131,17 +131,17 @@ static void load_rotated(const work *w, const folioi_attend_kernel *kernel)
     const folio_tensor *q = &call->tensors.q;
     int32_t group = a->num_heads / a->num_kv_heads, dims = a->k_head_size;
     int64_t elem = (int64_t)folio_dtype_size(q->dtype), from[FOLIOI_STRIP_ROWS];
-    char *turned = (char *)w->s.k_tile;
+    char *rotated = (char *)w->s.k_tile;
     for (int32_t first = 0; first < w->num_rows; first += FOLIOI_STRIP_ROWS) {
         int32_t n = (int32_t)min_i64(w->num_rows - first, FOLIOI_STRIP_ROWS);
         for (int32_t r = 0; r < n; r++) {
             int64_t i = w->item->first_query + (first + r) / group;
             from[r] = (int64_t)r * dims;
-            w->job->kernels->rotate(turned + from[r] * elem,
+            w->job->kernels->rotate(rotated + from[r] * elem,
                                     (const char *)q->data + w->s.q_at[first + r] * elem, q->dtype,
                                     dims, &call->rotation, call_position(call, &w->rows, i));
         }
-        kernel->load_queries(w->s.q + (int64_t)first * dims / (kernel->pairs ? 2 : 1), turned,
+        kernel->load_queries(w->s.q + (int64_t)first * dims / (kernel->pairs ? 2 : 1), rotated,
                              q->dtype, from, n, dims);
     }
 }

@@ -38,7 +38,7 @@ typedef struct folioi_keys {
 } folioi_keys;
 
 /** One row of new_k, rotated, to `to` in its own type. */
-static inline void turn_row(const folioi_keys *keys, int64_t row, int32_t dims, void *to)
+static inline void rotate_new_row(const folioi_keys *keys, int64_t row, int32_t dims, void *to)
 {
     const folio_tensor *t = &keys->new_k;
     int64_t at = row * t->token_stride + keys->kv_head * t->head_stride;

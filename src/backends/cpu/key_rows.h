@@ -1,10 +1,10 @@
 /*
  * key_rows.h: sixteen keys as rows of numbers, for tile_load.h: K or V of tokens, read where they lie or made, or dims of
- * sixteen tokens that lie side by side. Kernels read columns of such rows, which are turned, or the rows themselves, copied:
+ * sixteen tokens that lie side by side. Kernels read columns of such rows, which are transposed, or the rows themselves, copied:
  *
  *                       K [k][16]      V [16][v]
- *   tokens are rows     turned         copied       NHD, HND, k and v as given; K of vLLM 0.6's x-packed caches
- *   dims are rows       copied         turned       V of vLLM 0.6's caches, K with x = 1
+ *   tokens are rows     transposed     copied       NHD, HND, k and v as given; K of vLLM 0.6's x-packed caches
+ *   dims are rows       copied         transposed      V of vLLM 0.6's caches, K with x = 1
  *
  * With DOT a column, or a row, has pairs of numbers.
  */
@@ -181,13 +181,13 @@ INLINE void round_row(float *row, int32_t dims)
 /* Row `row` of k or v as given, to `made`. */
 static void make_given(const folioi_keys *keys, const key_side *s, int64_t row, float *made)
 {
-    float turned[FOLIOI_MAX_HEAD_SIZE];
+    float rotated[FOLIOI_MAX_HEAD_SIZE];
     const folio_tensor *t = s->given;
     const char *from = (const char *)t->data;
     int64_t at = row * t->token_stride + keys->kv_head * t->head_stride;
     if (s->rotates) {
-        turn_row(keys, row, s->dims, turned);
-        from = (const char *)turned;
+        rotate_new_row(keys, row, s->dims, rotated);
+        from = (const char *)rotated;
         at = 0;
     }
     if (t->dtype == made_type())
@@ -357,24 +357,24 @@ INLINE float column_of(const int type, const bool keys_are_rows, const key_rows 
 
 #if LANES < 16
 /* Rows that lie side by side, and more bytes of each row at a time: shorter vectors gain nothing. */
-INLINE void vec_turn_fours(const char *const *four, int64_t offset, vec *words)
+INLINE void vec_transpose_fours(const char *const *four, int64_t offset, vec *words)
 {
-    vec_turn_16(four, 16, offset, words);
+    vec_transpose_16(four, 16, offset, words);
 }
-INLINE void vec_turn_32(const char *const *four, int64_t stride, int64_t offset, vec *words)
+INLINE void vec_transpose_32(const char *const *four, int64_t stride, int64_t offset, vec *words)
 {
-    for (int i = 0; i < 2; i++) vec_turn_16(four, stride, offset + 16 * i, words + 4 * i);
+    for (int i = 0; i < 2; i++) vec_transpose_16(four, stride, offset + 16 * i, words + 4 * i);
 }
-INLINE void vec_turn_64(const char *const *four, int64_t stride, int64_t offset, vec *words)
+INLINE void vec_transpose_64(const char *const *four, int64_t stride, int64_t offset, vec *words)
 {
-    for (int i = 0; i < 4; i++) vec_turn_16(four, stride, offset + 16 * i, words + 4 * i);
+    for (int i = 0; i < 4; i++) vec_transpose_16(four, stride, offset + 16 * i, words + 4 * i);
 }
 #endif
 
 /* Units [u, u + N) of LANES rows from row g on to columns. */
-INLINE void turn_units(const int type, const int N, const bool native, const bool keys_are_rows,
-                       const key_rows *r, int g, int32_t u, const byte_table *table, float *to,
-                       int64_t stride, ahead *next)
+INLINE void transpose_units(const int type, const int N, const bool native,
+                            const bool keys_are_rows, const key_rows *r, int g, int32_t u,
+                            const byte_table *table, float *to, int64_t stride, ahead *next)
 {
     const int pack = 4 / size_of(type);
     const char *const *four = r->four + g / 4;
@@ -382,10 +382,10 @@ INLINE void turn_units(const int type, const int N, const bool native, const boo
     UNROLL_FOR (int j = 0; j < N; j++) fetch_ahead(next, true);
     if (native)
         UNROLL_FOR (int j = 0; j < 4; j++) words[j] = vec_load(r->words + (u * 4 + j) * SUB + g);
-    else if (N == 4) vec_turn_64(four, r->stride, u * 16, words);
-    else if (N == 2) vec_turn_32(four, r->stride, u * 16, words);
-    else if (r->stride == 16) vec_turn_fours(four, u * r->unit, words);
-    else vec_turn_16(four, r->stride, u * r->unit, words);
+    else if (N == 4) vec_transpose_64(four, r->stride, u * 16, words);
+    else if (N == 2) vec_transpose_32(four, r->stride, u * 16, words);
+    else if (r->stride == 16) vec_transpose_fours(four, u * r->unit, words);
+    else vec_transpose_16(four, r->stride, u * r->unit, words);
     UNROLL_FOR (int j = 0; j < 4 * N; j++) {
         int32_t n = (4 * u + j) * pack;
         store_word(type, keys_are_rows, r->scale + (keys_are_rows ? g : n), table, words[j],
@@ -394,18 +394,19 @@ INLINE void turn_units(const int type, const int N, const bool native, const boo
 }
 
 /* `numbers` of each of sixteen rows to columns: to[c * stride + row]. */
-INLINE void turn_as(const int type, const bool native, const bool keys_are_rows, key_rows r,
-                    int32_t numbers, float *to, int64_t stride, ahead *next)
+INLINE void transpose_as(const int type, const bool native, const bool keys_are_rows, key_rows r,
+                         int32_t numbers, float *to, int64_t stride, ahead *next)
 {
     const int32_t pack = 4 / size_of(type), units = numbers / (4 * pack);
     const byte_table table = byte_table_of(type);
     for (int g = 0; g < SUB; g += LANES) {
         int32_t u = 0;
-#define TURN(N) turn_units(type, N, native, keys_are_rows, &r, g, u, &table, to, stride, next)
-        for (; !native && r.unit == 16 && u + 4 <= units; u += 4) TURN(4);
-        for (; !native && r.unit == 16 && u + 2 <= units; u += 2) TURN(2);
-        for (; u < units; u++) TURN(1);
-#undef TURN
+#define TRANSPOSE(N)                                                                               \
+    transpose_units(type, N, native, keys_are_rows, &r, g, u, &table, to, stride, next)
+        for (; !native && r.unit == 16 && u + 4 <= units; u += 4) TRANSPOSE(4);
+        for (; !native && r.unit == 16 && u + 2 <= units; u += 2) TRANSPOSE(2);
+        for (; u < units; u++) TRANSPOSE(1);
+#undef TRANSPOSE
         for (int32_t n = 4 * units * pack; native && n < numbers; n += pack)
             store_word(type, true, r.scale + g, &table, vec_load(r.words + n / pack * SUB + g),
                        to + columns_of(n) * stride + g, stride);
@@ -484,13 +485,13 @@ INLINE void copy_as(const int type, const bool keys_are_rows, const key_rows *r,
 #endif
 
 /* Sixteen keys as rows, or as words. */
-static void turn_keys(const key_rows *r, int32_t dims, float *to, ahead *next)
+static void transpose_keys(const key_rows *r, int32_t dims, float *to, ahead *next)
 {
     switch (r->type) {
 #define CASE(type)                                                                                 \
     case type:                                                                                     \
-        if (r->words != NULL) turn_as(type, true, true, *r, dims, to, SUB, next);                  \
-        else turn_as(type, false, true, *r, dims, to, SUB, next);                                  \
+        if (r->words != NULL) transpose_as(type, true, true, *r, dims, to, SUB, next);             \
+        else transpose_as(type, false, true, *r, dims, to, SUB, next);                             \
         return;
         ROW_TYPES(CASE)
 #undef CASE
@@ -499,21 +500,21 @@ static void turn_keys(const key_rows *r, int32_t dims, float *to, ahead *next)
 }
 
 /* `dims` rows of `numbers` tokens each, r being the first sixteen: to V, sixteen dims at a time. */
-INLINE void turn_dims_as(const int type, key_rows r, int32_t dims, int32_t numbers, float *to,
-                         int64_t stride, ahead *next)
+INLINE void transpose_dims_as(const int type, key_rows r, int32_t dims, int32_t numbers, float *to,
+                              int64_t stride, ahead *next)
 {
     for (int32_t d = 0; d < dims; d += SUB) {
-        turn_as(type, false, false, r, numbers, to + d, stride, next);
+        transpose_as(type, false, false, r, numbers, to + d, stride, next);
         for (int i = 0; i < 4; i++) r.four[i] += SUB * r.stride;
     }
 }
 
-static void turn_dims(const key_rows *r, int32_t dims, int32_t numbers, float *to, int64_t stride,
-                      ahead *next)
+static void transpose_dims(const key_rows *r, int32_t dims, int32_t numbers, float *to,
+                           int64_t stride, ahead *next)
 {
     switch (r->type) {
 #define CASE(type)                                                                                 \
-    case type: turn_dims_as(type, *r, dims, numbers, to, stride, next); return;
+    case type: transpose_dims_as(type, *r, dims, numbers, to, stride, next); return;
         ROW_TYPES(CASE)
 #undef CASE
     default: return;

@@ -37,7 +37,7 @@ static void load_new_k(const folioi_attend_args *a, float *dst, int64_t row)
     const folioi_keys *keys = &a->keys;
     folio_tensor t = keys->new_k;
     if (keys->rotate != NULL) {
-        turn_row(keys, row, a->k_dims, a->wide);
+        rotate_new_row(keys, row, a->k_dims, a->wide);
         t.data = a->wide;
         t.token_stride = t.head_stride = 0;
     }

@@ -1,6 +1,6 @@
 /*
  * rotate_body.h: rows of q and k rotated on vectors, with the bits of folioi_rotate_row. Numbers are widened to f32 in
- * chunks, turned pair by pair, and rounded to their type again. A level's file includes its vec_<isa>.h, then this.
+ * chunks, rotated pair by pair, and rounded to their type again. A level's file includes its vec_<isa>.h, then this.
  */
 #ifndef FOLIOI_ROTATE_BODY_H
 #define FOLIOI_ROTATE_BODY_H
@@ -8,7 +8,7 @@
 #include "backends/cpu/cpu_kernels.h"
 #include "core/dtype.h"
 
-enum { TURNS = 64 }; /* pairs of a chunk */
+enum { CHUNK_PAIRS = 64 }; /* pairs of a chunk */
 
 INLINE void widen_numbers(float *to, const char *from, const int type, int32_t n)
 {
@@ -31,8 +31,8 @@ INLINE void round_numbers(char *to, const float *from, const int type, int32_t n
     }
 }
 
-INLINE void turn_chunk(float *restrict x, float *restrict y, const float *restrict c,
-                       const float *restrict s, int32_t n)
+INLINE void rotate_chunk(float *restrict x, float *restrict y, const float *restrict c,
+                         const float *restrict s, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {
         float a = x[i] * c[i] - y[i] * s[i];
@@ -42,23 +42,23 @@ INLINE void turn_chunk(float *restrict x, float *restrict y, const float *restri
 }
 
 /* n pairs from pair `first` on. */
-INLINE void turn_pairs(char *to, const char *from, const int type, const folioi_rotation *r,
-                       const float *row, int32_t first, int32_t n)
+INLINE void rotate_pairs(char *to, const char *from, const int type, const folioi_rotation *r,
+                         const float *row, int32_t first, int32_t n)
 {
     const int64_t elem = type == FOLIO_F32 ? 4 : 2;
     int32_t half = r->num_dims / 2;
-    float x[TURNS], y[TURNS], both[2 * TURNS];
+    float x[CHUNK_PAIRS], y[CHUNK_PAIRS], both[2 * CHUNK_PAIRS];
     const float *c = row + first, *s = row + half + first;
     if (r->pairs) {
         widen_numbers(both, from + 2 * first * elem, type, 2 * n);
         for (int32_t i = 0; i < n; i++) x[i] = both[2 * i], y[i] = both[2 * i + 1];
-        turn_chunk(x, y, c, s, n);
+        rotate_chunk(x, y, c, s, n);
         for (int32_t i = 0; i < n; i++) both[2 * i] = x[i], both[2 * i + 1] = y[i];
         round_numbers(to + 2 * first * elem, both, type, 2 * n);
     } else {
         widen_numbers(x, from + first * elem, type, n);
         widen_numbers(y, from + (half + first) * elem, type, n);
-        turn_chunk(x, y, c, s, n);
+        rotate_chunk(x, y, c, s, n);
         round_numbers(to + first * elem, x, type, n);
         round_numbers(to + (half + first) * elem, y, type, n);
     }
@@ -68,8 +68,9 @@ INLINE void rotate_as(const int type, char *to, const char *from, const folioi_r
                       const float *row)
 {
     int32_t pair = 0, half = r->num_dims / 2;
-    for (; pair + TURNS <= half; pair += TURNS) turn_pairs(to, from, type, r, row, pair, TURNS);
-    if (pair < half) turn_pairs(to, from, type, r, row, pair, half - pair);
+    for (; pair + CHUNK_PAIRS <= half; pair += CHUNK_PAIRS)
+        rotate_pairs(to, from, type, r, row, pair, CHUNK_PAIRS);
+    if (pair < half) rotate_pairs(to, from, type, r, row, pair, half - pair);
 }
 
 static void rotate_row(void *to, const void *from, folio_dtype dtype, int32_t dims,

@@ -122,7 +122,7 @@ static void convert_k(const tile_plan *plan, tile *t, int i, key_rows *r, int32_
     if (plan->k.form == AS_COLUMNS && r->unit == 0) {
         copy_dims(r, n, to, t->converts);
         bytes = n * r->stride;
-    } else turn_keys(r, n, to, t->converts);
+    } else transpose_keys(r, n, to, t->converts);
     for (int j = 0; j < 4; j++) r->four[j] += bytes;
     if (r->words != NULL) r->words += n * elem / 4 * SUB;
 }
@@ -156,8 +156,8 @@ INLINE void split_pairs(const int type, const float *from, int32_t dims, float *
 #endif
 
 /* V of sixteen tokens that lie side by side, dim by dim, in one block or in two; zeros past its dims. */
-static void turn_v(const folioi_attend_args *a, const tile_plan *plan, tile *t, int32_t key,
-                   int32_t n, key_rows *r, float *to)
+static void transpose_v(const folioi_attend_args *a, const tile_plan *plan, tile *t, int32_t key,
+                        int32_t n, key_rows *r, float *to)
 {
     const float *scale = r->scale;
     const int32_t whole = a->v_dims / SUB * SUB, width = plan->chunk;
@@ -169,12 +169,12 @@ static void turn_v(const folioi_attend_args *a, const tile_plan *plan, tile *t, 
         r->scale = scale + half;
         r->stride = plan->v.unit;
         for (int i = 0; i < 4; i++) r->four[i] = from + 4 * i * r->stride;
-        turn_dims(r, whole, width, rows, plan->v_stride, t->converts);
+        transpose_dims(r, whole, width, rows, plan->v_stride, t->converts);
         if (whole == a->v_dims) continue; /* else eight more */
         from += whole * r->stride;
         r->four[0] = from;
         r->four[1] = r->four[2] = r->four[3] = from + 4 * r->stride;
-        turn_dims(r, SUB, width, rows + whole, plan->v_stride, t->converts);
+        transpose_dims(r, SUB, width, rows + whole, plan->v_stride, t->converts);
         for (int32_t j = 0; j < columns_of(width); j++)
             memset(rows + j * plan->v_stride + a->v_dims, 0, SUB / 2 * sizeof *rows);
     }
@@ -195,7 +195,7 @@ static void load_v(const folioi_attend_args *a, const tile_plan *plan, tile *t, 
         if (!DOT) t->ptrs.v_stride[i] = keys->v.at->token_tile_stride;
         return;
     }
-    if (form == AS_COLUMNS) turn_v(a, plan, t, key, n, &r, to);
+    if (form == AS_COLUMNS) transpose_v(a, plan, t, key, n, &r, to);
 #if !defined(DOT_BF16)
     else if (form == AS_PAIRS) {
         const float *from = (const float *)(const void *)stored_token(keys, plan, &plan->v, key);
@@ -214,8 +214,8 @@ static void load_v(const folioi_attend_args *a, const tile_plan *plan, tile *t, 
 /* ------------------------------------------------------------------------------------------ V in K */
 
 /* One vector of dims of V from d on: of K [steps][16] to rows of V or of pairs. whole: all are V's, else zeros follow. */
-INLINE void transpose_dims(const bool whole, const float *k, int32_t v_dims, int32_t d, float *to,
-                           int64_t stride)
+INLINE void transpose_k_dims(const bool whole, const float *k, int32_t v_dims, int32_t d, float *to,
+                             int64_t stride)
 {
 #if defined(DOT_BF16)
     vec x[SUB / 2];
@@ -247,8 +247,8 @@ static void transpose_k(const folioi_attend_args *a, const tile *t, int i)
             stride = first + panel <= width ? panel : LANES;
             to = a->v_panels + (int64_t)first * rows * SUBS + i * rows * stride + d % panel;
         }
-        if (d + LANES <= a->v_dims) transpose_dims(true, t->ptrs.k[i], a->v_dims, d, to, stride);
-        else transpose_dims(false, t->ptrs.k[i], a->v_dims, d, to, stride);
+        if (d + LANES <= a->v_dims) transpose_k_dims(true, t->ptrs.k[i], a->v_dims, d, to, stride);
+        else transpose_k_dims(false, t->ptrs.k[i], a->v_dims, d, to, stride);
     }
 }
 
@@ -297,7 +297,7 @@ static void load_tile(const folioi_attend_args *a, const tile_plan *plan, tile *
 
 /* -------------------------------------------------------------------------------- what is read next */
 
-/* Numbers of a key's K that few rows convert at a time. Rows of tokens in turn are not read in short pieces: each would be
+/* Numbers of a key's K that few rows convert at a time. Rows of tokens, though, are not read in short pieces: each would be
  * a place of its own in memory. */
 INLINE int32_t part_of(const tile_plan *plan, int64_t elem, bool words)
 {

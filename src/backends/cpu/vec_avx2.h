@@ -193,7 +193,7 @@ INLINE void vec_transpose(vec *x)
  * LANES rows, of which four[i] is row 4 i and the three after it are `stride` bytes apart: their 16 bytes from `offset` on
  * as four vectors of 32-bit words, a row in each lane.
  */
-INLINE void vec_turn_16(const char *const *four, int64_t stride, int64_t offset, vec *words)
+INLINE void vec_transpose_16(const char *const *four, int64_t stride, int64_t offset, vec *words)
 {
     vec x[4];
     UNROLL_FOR (int i = 0; i < 4; i++) {

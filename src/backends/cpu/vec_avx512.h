@@ -168,7 +168,7 @@ INLINE void vec_transpose(vec *x)
 }
 
 /* Four vectors, of which lane l has words of row 4 l + i in vector i: the first words of all rows, the second ... */
-INLINE void vec_turn_lanes(vec *x)
+INLINE void vec_transpose_lanes(vec *x)
 {
     __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(x[0], x[1]));
     __m512d b = _mm512_castps_pd(_mm512_unpackhi_ps(x[0], x[1]));
@@ -184,7 +184,7 @@ INLINE void vec_turn_lanes(vec *x)
  * Sixteen rows, of which four[i] is row 4 i and the three after it are `stride` bytes apart: their 16 bytes from `offset` on
  * as four vectors of 32-bit words, a row in each lane.
  */
-INLINE void vec_turn_16(const char *const *four, int64_t stride, int64_t offset, vec *words)
+INLINE void vec_transpose_16(const char *const *four, int64_t stride, int64_t offset, vec *words)
 {
     UNROLL_FOR (int i = 0; i < 4; i++) {
         int64_t at = i * stride + offset;
@@ -193,20 +193,20 @@ INLINE void vec_turn_16(const char *const *four, int64_t stride, int64_t offset,
         x = _mm512_insertf32x4(x, _mm_loadu_ps((const void *)(four[2] + at)), 2);
         words[i] = _mm512_insertf32x4(x, _mm_loadu_ps((const void *)(four[3] + at)), 3);
     }
-    vec_turn_lanes(words);
+    vec_transpose_lanes(words);
 }
 
 /* The same if these bytes of four rows lie side by side. */
-INLINE void vec_turn_fours(const char *const *four, int64_t offset, vec *words)
+INLINE void vec_transpose_fours(const char *const *four, int64_t offset, vec *words)
 {
     const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
     UNROLL_FOR (int i = 0; i < 4; i++) words[i] = vec_load((const void *)(four[i] + offset));
-    vec_turn_lanes(words);
+    vec_transpose_lanes(words);
     UNROLL_FOR (int i = 0; i < 4; i++) words[i] = _mm512_permutexvar_ps(order, words[i]);
 }
 
 /* 32 bytes of each row: eight vectors of words. */
-INLINE void vec_turn_32(const char *const *four, int64_t stride, int64_t offset, vec *words)
+INLINE void vec_transpose_32(const char *const *four, int64_t stride, int64_t offset, vec *words)
 {
     const __m512i low = _mm512_set_epi32(27, 19, 26, 18, 25, 17, 24, 16, 11, 3, 10, 2, 9, 1, 8, 0);
     const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(4));
@@ -216,8 +216,8 @@ INLINE void vec_turn_32(const char *const *four, int64_t stride, int64_t offset,
         x[i] = _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps((const void *)row)),
                                   _mm256_loadu_ps((const void *)(row + stride)), 1);
     }
-    vec_turn_lanes(x);
-    vec_turn_lanes(x + 4);
+    vec_transpose_lanes(x);
+    vec_transpose_lanes(x + 4);
     UNROLL_FOR (int i = 0; i < 4; i++) {
         words[i] = _mm512_permutex2var_ps(x[i], low, x[4 + i]);
         words[4 + i] = _mm512_permutex2var_ps(x[i], high, x[4 + i]);
@@ -225,7 +225,7 @@ INLINE void vec_turn_32(const char *const *four, int64_t stride, int64_t offset,
 }
 
 /* 64 bytes of each row: sixteen vectors. */
-INLINE void vec_turn_64(const char *const *four, int64_t stride, int64_t offset, vec *words)
+INLINE void vec_transpose_64(const char *const *four, int64_t stride, int64_t offset, vec *words)
 {
     UNROLL_FOR (int i = 0; i < 16; i++)
         words[i] = vec_load((const void *)(four[i / 4] + i % 4 * stride + offset));

@@ -113,7 +113,7 @@ INLINE void vec_rows_of_dims(const int num, const char *dims, int64_t stride, ch
         UNROLL_FOR (int i = 0; i < 16; i++) vec_store((float *)(void *)(to + i * row), x[i]);
         return;
     }
-    vec_turn_lanes(x);
+    vec_transpose_lanes(x);
     UNROLL_FOR (int i = 0; i < 4; i++) {
         _mm_storeu_ps((float *)(void *)(to + i * row), _mm512_extractf32x4_ps(x[i], 0));
         _mm_storeu_ps((float *)(void *)(to + (i + 4) * row), _mm512_extractf32x4_ps(x[i], 1));

@@ -426,10 +426,10 @@ static void write_slots(const writer *w, const folioi_kv_share *share, int64_t r
 static void write_rotated(const writer *w, const folioi_kv_tensors *t, const folioi_kv_share *share,
                           int64_t row, int64_t n, int64_t block, int64_t token)
 {
-    _Alignas(64) char turned[sizeof(float) * FOLIOI_ROTARY_MAX_DIMS];
+    _Alignas(64) char rotated[sizeof(float) * FOLIOI_ROTARY_MAX_DIMS];
     int32_t dims = w->side.dims;
-    int64_t bytes = dims * w->from_size, step = n * bytes <= (int64_t)sizeof turned ? n : 1;
-    folio_tensor rows = {turned, t->k.dtype, step, dims, 0};
+    int64_t bytes = dims * w->from_size, step = n * bytes <= (int64_t)sizeof rotated ? n : 1;
+    folio_tensor rows = {rotated, t->k.dtype, step, dims, 0};
     writer one = *w;
     one.from = &rows;
     for (int32_t h = share->head_begin; h < share->head_end; h++) {
@@ -437,7 +437,7 @@ static void write_rotated(const writer *w, const folioi_kv_tensors *t, const fol
         for (int64_t i = 0; i < n; i += step) {
             for (int64_t k = 0; k < step; k++) {
                 int64_t at = (row + i + k) * t->k.token_stride + h * t->k.head_stride;
-                rotate_row(turned + k * bytes, (const char *)t->k.data + at * w->from_size,
+                rotate_row(rotated + k * bytes, (const char *)t->k.data + at * w->from_size,
                            t->k.dtype, dims, &t->rotation, t->positions[row + i + k]);
             }
             write_slots(&one, &head, 0, step, block, token + i);

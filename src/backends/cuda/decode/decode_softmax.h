@@ -192,7 +192,7 @@ static __device__ __forceinline__ bool finish_scores(const decode_args &a, const
 }
 
 /*
- * Turn scores into weights, and update maxima and sums. Returns whether some maximum has grown; alpha is set only then. It
+ * Make weights of scores, and update maxima and sums. Returns whether some maximum has grown; alpha is set only then. It
  * is 1 for a row whose maximum has not grown, so a row's bits do not depend on other rows.
  */
 template <int NT>

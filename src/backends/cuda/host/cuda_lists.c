@@ -50,7 +50,7 @@ static bool is_same(const folioi_cuda_list *a, const folioi_cuda_list *b)
     return a->type == b->type && memcmp(&a->limits, &b->limits, sizeof a->limits) == 0;
 }
 
-/* All lists, and prefill and decode of each, take turns in one workspace. Where counters of one end, those of all do: else one's sums would be another's
+/* All lists, and prefill and decode of each, use one workspace, one after another. Where counters of one end, those of all do: else one's sums would be another's
  * counters. */
 static void share_counters(folioi_cuda_plan *p)
 {

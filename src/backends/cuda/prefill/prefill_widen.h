@@ -1,6 +1,6 @@
 /*
  * prefill_widen.h: K and V of 8 bits, or not aligned, for the flexible instances: fetched as they are, and widened to 16 bits
- * when their tile's turn has come. Instances of a known 8-bit type widen in registers: prefill_bytes.h.
+ * when their tile is next. Instances of a known 8-bit type widen in registers: prefill_bytes.h.
  */
 #ifndef FOLIOI_CUDA_PREFILL_WIDEN_H
 #define FOLIOI_CUDA_PREFILL_WIDEN_H

@@ -157,8 +157,8 @@ static __device__ __forceinline__ void end_part(const hopper_args &a, const tile
     __syncwarp();
     if (lane == 0) count = await_parts(counter, warps, all, WAITS);
     count = __shfl_sync(ALL_LANES, count, 0);
-    bool in_turns = WAITS && count == all && rows >= all * at_once;
-    if (in_turns) {
+    bool alternate = WAITS && count == all && rows >= all * at_once;
+    if (alternate) {
         if (lane == 0) gone = atomicAdd(counter + 2, 1); /* nobody looks at the counters any more */
         row = (t.part * I::WARPS + warp) * at_once;
     } else if (count % LEFT < all) row = rows;
@@ -167,12 +167,12 @@ static __device__ __forceinline__ void end_part(const hopper_args &a, const tile
     for (;;) {
         int32_t now = __shfl_sync(ALL_LANES, row, 0);
         if (now >= rows) break;
-        if (in_turns) row += all * at_once;
+        if (alternate) row += all * at_once;
         else if (lane == 0) row = atomicAdd(counter + 1, at_once); /* it comes meanwhile */
         row_place p = place_of(a, now + lane / LANES);
         if (is_row(t.out, p)) merge_row<I, PARTS, LANES>(a, t, p);
     }
-    if (lane == 0 && !in_turns) gone = add_in_order(counter + 2, warps);
+    if (lane == 0 && !alternate) gone = add_in_order(counter + 2, warps);
     if (lane == 0 && gone == all - warps) counter[0] = counter[1] = counter[2] = 0;
 }
 

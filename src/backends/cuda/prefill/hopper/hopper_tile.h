@@ -179,7 +179,7 @@ template <int GROUPS> struct hopper_tile {
 template <class I> using tile_of = hopper_tile<I::GROUPS>;
 
 template <class I> struct hopper_shared {
-    tile_of<I> tiles[TILES_AHEAD]; /* in turns */
+    tile_of<I> tiles[TILES_AHEAD]; /* used alternately */
     uint64_t filled[I::STAGES],
         emptied[I::STAGES + I::SPLIT]; /* the last of SPLIT: given back when there are no more */
     uint64_t q_filled[I::GROUPS], q_emptied[I::GROUPS];

@@ -25,7 +25,8 @@ static __device__ __forceinline__ void start_rows(const hopper_args &a, const la
 /* Half W of a tile. */
 template <typename T, int W, bool BETWEEN>
 static __device__ __forceinline__ void compute_tile(const hopper_args &a, const latent_memory &m,
-                                                    const latent_tile &t, uint32_t &phase, int turn)
+                                                    const latent_tile &t, uint32_t &phase,
+                                                    int parity)
 {
     latent_shared &sh = m.sh();
     float o[128];
@@ -34,7 +35,7 @@ static __device__ __forceinline__ void compute_tile(const hopper_args &a, const 
 #pragma unroll
     for (int i = 0; i < 128; i++) o[i] = 0.0f;
     start_rows(a, t, r);
-    bulk_wait(shared_address(&sh.q_filled), turn);
+    bulk_wait(shared_address(&sh.q_filled), parity);
     if (count <= W) {
         group_sync(BARRIER_GROUP + W, 128); /* a lane that still waits would miss this phase */
         latent_release(sh.q_emptied);
@@ -42,7 +43,7 @@ static __device__ __forceinline__ void compute_tile(const hopper_args &a, const 
 #pragma unroll 1
     for (int32_t i = W; i < count; i += 2, phase ^= 1)
         latent_step<T, W, BETWEEN>(a, m, t, o, r, phase, (first + i) * LATENT_KEYS, i > 0,
-                                   i + 2 >= count ? sh.sum[turn][W] : NULL);
+                                   i + 2 >= count ? sh.sum[parity][W] : NULL);
     if ((count - 1) % 2 != W) {
         take_weights<W>(sh, o, r);
         products_begin();
@@ -52,7 +53,7 @@ static __device__ __forceinline__ void compute_tile(const hopper_args &a, const 
         products_ready(o);
         latent_release(sh.emptied[1 - W][1]);
     }
-    uint32_t is_odd = end_latent_tile<T, W>(a, sh, t, o, r, turn);
+    uint32_t is_odd = end_latent_tile<T, W>(a, sh, t, o, r, parity);
     if (__any_sync(ALL_LANES, is_odd)) compute_latent_slowly<T, W>(a, t, is_odd);
     __syncwarp();
 }

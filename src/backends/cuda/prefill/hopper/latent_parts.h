@@ -217,10 +217,10 @@ static __device__ __forceinline__ int32_t take_for_all(latent_shared &sh, int32_
     return sh.unit;
 }
 
-/* All parts are there. in_turns: the block of each, too, and they take quarters in turns. */
+/* All parts are there. alternate: the block of each, too, and they take quarters alternately. */
 template <typename T>
 static __device__ __forceinline__ void merge_parts(const hopper_args &a, const latent_memory &m,
-                                                   const latent_tile &t, bool in_turns)
+                                                   const latent_tile &t, bool alternate)
 {
     int32_t *next = counters_of(a, t) + 1, units = merge_units(t);
     if (t.num_parts <= MERGE_SETS) {
@@ -228,14 +228,14 @@ static __device__ __forceinline__ void merge_parts(const hopper_args &a, const l
         int32_t unit = (t.part * 8 + (int)threadIdx.x / WARP) * ROW;
 #pragma unroll 1
         for (;; unit += t.num_parts * 8 * ROW) {
-            if (!in_turns) unit = take_for_warp(next, ROW);
+            if (!alternate) unit = take_for_warp(next, ROW);
             if (unit >= units) return;
             merge_few<T, ROW, MERGE_SETS>(a, t, unit);
         }
     }
 #pragma unroll 1
     for (int32_t unit = t.part;; unit += t.num_parts) {
-        if (!in_turns) unit = take_for_all(m.sh(), next);
+        if (!alternate) unit = take_for_all(m.sh(), next);
         if (unit >= units) return;
         merge_together<T>(a, m, t, unit);
     }

@@ -51,14 +51,15 @@ static __device__ __forceinline__ latent_end end_latent_row(const hopper_args &a
 /* Sums of weights of both warpgroups. The other has given its own with its last weights, if it had any. */
 template <int W>
 static __device__ __forceinline__ void add_up_both(const latent_shared &sh, const latent_tile &t,
-                                                   const latent_rows &r, int turn, float (&all)[2])
+                                                   const latent_rows &r, int parity,
+                                                   float (&all)[2])
 {
     int row = latent_row(fresh_lane());
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         all[i] = sum_of_row(r.sum[i] * exp2_approx(r.sum_base[i] - r.base[i]));
         if (W == 0 && t.num_keys == 1) continue;
-        float2 other = sh.sum[turn][1 - W][row + 8 * i];
+        float2 other = sh.sum[parity][1 - W][row + 8 * i];
         all[i] = fmaf(other.x, exp2_approx(other.y - r.base[i]), all[i]);
     }
 }
@@ -103,12 +104,12 @@ template <typename T, int W>
 static __device__ __forceinline__ uint32_t end_latent_tile(const hopper_args &a, latent_shared &sh,
                                                            const latent_tile &t,
                                                            const float (&o)[128], latent_rows &r,
-                                                           int turn)
+                                                           int parity)
 {
     int lane = fresh_lane(), row = latent_row(lane);
     float sum[2];
     uint32_t is_odd = 0;
-    add_up_both<W>(sh, t, r, turn, sum);
+    add_up_both<W>(sh, t, r, parity, sum);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         row_place p = place_of(a, row + 8 * i);

@@ -46,14 +46,14 @@ typedef struct latent_tile {
 } latent_tile;
 
 typedef struct latent_shared {
-    latent_tile tiles[TILES_AHEAD];       /* in turns */
+    latent_tile tiles[TILES_AHEAD];       /* used alternately */
     uint64_t filled[2][2], emptied[2][2]; /* of a buffer: halves in the order in which they come */
     uint64_t q_filled, q_emptied;
     uint64_t tile_filled[TILES_AHEAD], tile_stored[TILES_AHEAD], tile_emptied[TILES_AHEAD];
     float base[LATENT_GROUPS]
               [LATENT_ROWS]; /* what weights of a warpgroup's last buffer are relative to */
     float2 sum[2][LATENT_GROUPS]
-              [LATENT_ROWS]; /* of a warpgroup's weights, and its base; tiles in turns */
+              [LATENT_ROWS]; /* of a warpgroup's weights, and its base; tiles alternate */
     int32_t unit;            /* of a merge: what all warps take next */
 } latent_shared;
 
