@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from peer_inputs import Refused
-from peer_ops import refuse_other_kv, split_groups
+from peer_ops import refuse_other_kv, split_kinds
 
 torch.set_default_device("cuda")
 
@@ -38,7 +38,7 @@ class Timer:
 
 
 class TorchFlash:
-    """scaled_dot_product_attention by FlashAttention-2, a call per group of equal sequences; K and V contiguous."""
+    """scaled_dot_product_attention by FlashAttention-2, a call per kind of sequence; K and V contiguous."""
 
     name = "torch_flash"
     package = "torch"
@@ -53,10 +53,10 @@ class TorchFlash:
         refuse_other_kv(case)
         if case.dtype == "f32":
             raise Refused("no kernel for it")
-        if any(q_len not in (1, s_len) for _, q_len, s_len in case.groups):
+        if any(q_len not in (1, s_len) for _, q_len, s_len in case.kinds):
             raise Refused("is_causal takes a chunk for the first rows of its sequence")
         torch.cuda.empty_cache()
-        q, k, v = split_groups(case, inputs)
+        q, k, v = split_kinds(case, inputs)
         k, v = ([x.transpose(1, 2) for x in of] for of in (k, v))
         outs = [None] * len(q)
 
@@ -64,7 +64,7 @@ class TorchFlash:
             # enable_gqa is as fast as heads of a group as rows, and at a batch of 1 cuDNN is five times as fast with
             # it; expanded heads cost decodes two to four times as much. Seen with PyTorch 2.11, cuDNN 9.19.
             with sdpa_kernel(self.backend):
-                for i, (_, q_len, _) in enumerate(case.groups):
+                for i, (_, q_len, _) in enumerate(case.kinds):
                     outs[i] = F.scaled_dot_product_attention(
                         q[i], k[i], v[i], is_causal=q_len > 1 and not case.full, enable_gqa=True)
 

@@ -17,10 +17,10 @@ class Refused(Exception):
 
 @dataclass
 class Case:
-    """One batch: groups of (count, query_len, seq_len), rows and keys in their order."""
+    """One batch: kinds of (count, query_len, seq_len), rows and keys in their order."""
 
     case: str
-    groups: list
+    kinds: list
     dtype: str
     kv_dtype: str
     heads: int
@@ -36,7 +36,7 @@ class Case:
 
     @property
     def sequences(self):
-        return [(q, s) for count, q, s in self.groups for _ in range(count)]
+        return [(q, s) for count, q, s in self.kinds for _ in range(count)]
 
     @property
     def scale(self):
@@ -52,12 +52,12 @@ class Case:
 
     def small(self):
         """The same kinds of sequences, short: what the outputs are checked on."""
-        groups = []
-        for count, q, s in self.groups:
+        kinds = []
+        for count, q, s in self.kinds:
             short = min(q, 45)
-            groups.append((min(count, 2), short, short + min(s - q, 37)))
+            kinds.append((min(count, 2), short, short + min(s - q, 37)))
         window = min(self.window, 19)
-        return Case(**{**vars(self), "groups": groups, "window": window})
+        return Case(**{**vars(self), "kinds": kinds, "window": window})
 
 
 class Inputs:

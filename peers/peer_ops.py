@@ -14,7 +14,7 @@ from peer_inputs import Refused
 
 
 class TorchSdpa:
-    """scaled_dot_product_attention, a call per group of equal sequences; K and V contiguous."""
+    """scaled_dot_product_attention, a call per kind of sequence; K and V contiguous."""
 
     name = "torch_sdpa"
     package = "torch"
@@ -25,15 +25,15 @@ class TorchSdpa:
     def prepare(self, case, inputs):
         refuse_options(case)
         refuse_other_kv(case)
-        q, k, v = split_groups(case, inputs)
+        q, k, v = split_kinds(case, inputs)
         k, v = ([x.transpose(1, 2).contiguous() for x in of] for of in (k, v))
         outs = [None] * len(q)
 
         def run():
-            for i, (_, q_len, s_len) in enumerate(case.groups):
+            for i, (_, q_len, s_len) in enumerate(case.kinds):
                 outs[i] = sdpa(q[i], k[i], v[i], masks[i], q_len, s_len)
 
-        masks = [chunk_mask(q_len, s_len) for _, q_len, s_len in case.groups]
+        masks = [chunk_mask(q_len, s_len) for _, q_len, s_len in case.kinds]
         return run, lambda: torch.cat([x.transpose(1, 2).flatten(0, 1) for x in outs])
 
 
@@ -45,7 +45,7 @@ class TorchSdpaGather(TorchSdpa):
     def prepare(self, case, inputs):
         refuse_options(case)
         refuse_other_kv(case)
-        q, _, _ = split_groups(case, inputs)
+        q, _, _ = split_kinds(case, inputs)
         tables = inputs.shuffled_tables(case, case.block_size)
         slots = inputs.slots(case, tables, case.block_size)
         shape = (sum(len(t) for t in tables) * case.block_size, case.kv_heads, case.head_size)
@@ -53,15 +53,15 @@ class TorchSdpaGather(TorchSdpa):
         for pool, x in zip(pools, (inputs.k, inputs.v)):
             pool[slots] = x
         pools = [p.view(-1, case.block_size, *shape[1:]) for p in pools]
-        masks = [chunk_mask(q_len, s_len) for _, q_len, s_len in case.groups]
+        masks = [chunk_mask(q_len, s_len) for _, q_len, s_len in case.kinds]
         pages, first = [], 0
-        for count, _, _ in case.groups:
+        for count, _, _ in case.kinds:
             pages.append(torch.cat(tables[first:first + count]).long())
             first += count
         outs = [None] * len(q)
 
         def run():
-            for i, (count, q_len, s_len) in enumerate(case.groups):
+            for i, (count, q_len, s_len) in enumerate(case.kinds):
                 k, v = (p.index_select(0, pages[i]).view(count, -1, *shape[1:])[:, :s_len]
                         .transpose(1, 2) for p in pools)
                 outs[i] = sdpa(q[i], k, v, masks[i], q_len, s_len)
@@ -79,14 +79,14 @@ def refuse_other_kv(case):
         raise Refused(f"no {case.kv_dtype} cache for {case.dtype}")
 
 
-def split_groups(case, inputs):
-    """q [count, heads, query_len, D] and k, v [count, seq_len, kv_heads, D] of each group."""
-    qs = torch.split(inputs.q, [c * q for c, q, _ in case.groups])
-    q = [x.view(c, n, *x.shape[1:]).transpose(1, 2) for x, (c, n, _) in zip(qs, case.groups)]
+def split_kinds(case, inputs):
+    """q [count, heads, query_len, D] and k, v [count, seq_len, kv_heads, D] of each kind."""
+    qs = torch.split(inputs.q, [c * q for c, q, _ in case.kinds])
+    q = [x.view(c, n, *x.shape[1:]).transpose(1, 2) for x, (c, n, _) in zip(qs, case.kinds)]
     kv = []
     for x in (inputs.k, inputs.v):
-        parts = torch.split(x, [c * s for c, _, s in case.groups])
-        kv.append([p.view(c, s, *p.shape[1:]) for p, (c, _, s) in zip(parts, case.groups)])
+        parts = torch.split(x, [c * s for c, _, s in case.kinds])
+        kv.append([p.view(c, s, *p.shape[1:]) for p, (c, _, s) in zip(parts, case.kinds)])
     return q, kv[0], kv[1]
 
 
@@ -339,10 +339,10 @@ class OnnxruntimeGqa:
         refuse_other_kv(case)
         if case.dtype not in ("f32", "f16"):
             raise Refused(f"no {case.dtype} on CPUs")
-        if len(case.groups) > 1:
+        if len(case.kinds) > 1:
             raise Refused("all sequences of a batch are equally long")
-        count, q_len, s_len = case.groups[0]
-        q, k, v = split_groups(case, inputs)
+        count, q_len, s_len = case.kinds[0]
+        q, k, v = split_kinds(case, inputs)
         q = q[0].transpose(1, 2).flatten(2)
         held = {"query": q, "key": k[0][:, s_len - q_len:].flatten(2),
                 "value": v[0][:, s_len - q_len:].flatten(2),

@@ -2,7 +2,7 @@
 
 Folio starts it and talks to it by lines. To stdin, JSON: a case, then any number of runs.
 
-    {"case": "16q1s4k", "groups": [[16, 1, 4096]], "dtype": "bf16", ...}   -> peer NAME ... ready
+    {"case": "16q1s4k", "kinds": [[16, 1, 4096]], "dtype": "bf16", ...}   -> peer NAME ... ready
     {"run": "vllm_cpu", "warm": false}                                     -> time SECONDS
 
 With --device cuda the peers are those of a GPU (peer_gpu.py), and times are the GPU's.

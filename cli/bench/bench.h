@@ -1,6 +1,6 @@
 /*
  * bench.h: what the topics of `folio bench` share. A case is timed in short batches; the cases of
- * one group alternate, so that noise of the machine hits all of them alike; a report has median,
+ * one set alternate, so that noise of the machine hits all of them alike; a report has median,
  * minimum and spread of each, as Markdown, CSV or JSON.
  */
 #ifndef FOLIO_BENCH_H
@@ -45,7 +45,7 @@ typedef struct bench_report {
     int64_t seed, block_size;
     int32_t processors;
     double started;
-    int64_t done, total; /* groups, for progress */
+    int64_t done, total; /* sets, for progress */
     bench_result results[BENCH_MAX_RESULTS];
     int num_results;
     bench_number ceilings[BENCH_MAX_NUMBERS], summary[BENCH_MAX_NUMBERS];
@@ -55,7 +55,7 @@ typedef struct bench_report {
 
 /* ---- Measuring */
 
-/* Time the cases of a group in rounds and add their results. False: a batch failed, or the run was interrupted. */
+/* Time the cases of a set in rounds and add their results. False: a batch failed, or the run was interrupted. */
 bool bench_measure(bench_report *r, const bench_case *cases, int count);
 
 typedef struct bench_stats {

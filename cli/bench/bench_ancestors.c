@@ -112,9 +112,9 @@ static bool add_seqs(const bench_ancestors *a, folio_vllm06_builder *builder)
 {
     const batch_case *c = a->r->of.what;
     const int32_t *blocks = a->r->blocks;
-    for (int g = 0; g < c->num_groups; g++)
-        for (int64_t i = 0; i < c->groups[g].count; i++) {
-            int64_t seq_len = bench_seq_len(&c->groups[g], i), query_len = c->groups[g].query_len;
+    for (int g = 0; g < c->num_kinds; g++)
+        for (int64_t i = 0; i < c->kinds[g].count; i++) {
+            int64_t seq_len = bench_seq_len(&c->kinds[g], i), query_len = c->kinds[g].query_len;
             folio_vllm06_seq seq =
                 FOLIO_WITH(folio_vllm06_seq, .is_prompt = query_len > 1, .token_len = query_len,
                            .context_len = seq_len - query_len, .block_table = blocks,
@@ -178,9 +178,9 @@ static void make_operators(bench_ancestors *a)
     a->stride = (c->longest + s->block_size - 1) / s->block_size;
     a->lens = bench_alloc(c->seqs, sizeof *a->lens);
     a->tables = bench_alloc(c->seqs * a->stride, sizeof *a->tables);
-    for (int g = 0; g < c->num_groups; g++)
-        for (int64_t i = 0; i < c->groups[g].count; i++, seq++) {
-            a->lens[seq] = (int32_t)bench_seq_len(&c->groups[g], i);
+    for (int g = 0; g < c->num_kinds; g++)
+        for (int64_t i = 0; i < c->kinds[g].count; i++, seq++) {
+            a->lens[seq] = (int32_t)bench_seq_len(&c->kinds[g], i);
             for (int64_t k = 0; k * s->block_size < a->lens[seq]; k++)
                 a->tables[seq * a->stride + k] = *blocks++;
         }

@@ -54,9 +54,9 @@ static bool open_subject(bench *b, trial *t, int which, const setting *s)
 /* One line of JSON that tells a peer the case. */
 static void write_offer(char *line, size_t size, const bench *b, const setting *s)
 {
-    int used = snprintf(line, size, "{\"case\": \"%s\", \"groups\": [", s->what->name);
-    for (int g = 0; g < s->what->num_groups; g++) {
-        const group *of = &s->what->groups[g];
+    int used = snprintf(line, size, "{\"case\": \"%s\", \"kinds\": [", s->what->name);
+    for (int g = 0; g < s->what->num_kinds; g++) {
+        const seq_kind *of = &s->what->kinds[g];
         used += snprintf(line + used, size - (size_t)used, "%s[%lld, %lld, %lld]", g ? ", " : "",
                          (long long)of->count, (long long)of->query_len, (long long)of->seq_len);
     }
@@ -71,19 +71,19 @@ static void write_offer(char *line, size_t size, const bench *b, const setting *
              (long long)b->seed);
 }
 
-/* They have no graphs, promise no bits, rotate and store nothing and have one head size; of ragged groups each sequence
+/* They have no graphs, promise no bits, rotate and store nothing and have one head size; of ragged kinds each sequence
  * would be a call. */
 static bool for_peers(const setting *s)
 {
-    for (int g = 0; g < s->what->num_groups; g++)
-        if (s->what->groups[g].up_to) return false;
+    for (int g = 0; g < s->what->num_kinds; g++)
+        if (s->what->kinds[g].up_to) return false;
     return !s->with->graph && !s->with->invariant && !s->with->rotary && !s->with->stores &&
            !s->with->private_slots && s->with->v_size == 0;
 }
 
 static bool open_peers(bench *b, trial *t, const setting *s)
 {
-    char line[2048]; /* 16 groups of up to 30 characters, and 400 */
+    char line[2048]; /* 16 kinds of up to 30 characters, and 400 */
     if (b->peers == NULL || !for_peers(s)) return true;
     write_offer(line, sizeof line, b, s);
     if (!bench_peers_offer(b->peers, line, t->peer_runs)) return false;

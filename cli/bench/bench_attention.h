@@ -18,17 +18,17 @@
 
 #include <folio/folio_vllm06.h>
 
-enum { MAX_GROUPS = 16, MAX_NAME = 64, MAX_LIST = 32, MAX_SECTIONS = 80 };
+enum { MAX_KINDS = 16, MAX_NAME = 64, MAX_LIST = 32, MAX_SECTIONS = 80 };
 
-typedef struct group {
+typedef struct seq_kind {
     int64_t count, query_len, seq_len;
     int64_t up_to; /* ragged: lengths lie between seq_len and this; 0: all are seq_len */
-} group;
+} seq_kind;
 
 typedef struct batch_case {
     char name[MAX_NAME];
-    group groups[MAX_GROUPS];
-    int num_groups;
+    seq_kind kinds[MAX_KINDS];
+    int num_kinds;
     int64_t seqs, rows, longest, longest_query;
     const char *phase; /* "prefill", "decode", "mixed" */
 } batch_case;
@@ -165,8 +165,8 @@ typedef struct list_texts {
 /* False: a sentence on stderr. */
 bool bench_parse_lists(lists *to, const list_texts *texts);
 
-/* The length of sequence i of a group. */
-int64_t bench_seq_len(const group *g, int64_t i);
+/* The length of sequence i of a kind. */
+int64_t bench_seq_len(const seq_kind *g, int64_t i);
 
 /* Number of settings, and number i of them; threads and level change slowest, the layout fastest. */
 int64_t bench_num_settings(const lists *of);

@@ -79,10 +79,10 @@ static const char cuda_help[] =
 /* Compilers need not take more than 4095 characters at once. */
 static const char more_help[] =
     "cases\n"
-    "  A case is one batch: groups joined by _, each [COUNT]qQUERY_LEN[sSEQ_LEN[:UP_TO]]: COUNT sequences\n"
-    "  (default 1) with QUERY_LEN new tokens and SEQ_LEN keys in total (default QUERY_LEN), or from\n"
-    "  SEQ_LEN to UP_TO keys, log-uniform, the same in every run. At most 16 groups, 65536 sequences per\n"
-    "  group and 16384k tokens per sequence.\n"
+    "  A case is one batch: kinds of sequences joined by _, each [COUNT]qQUERY_LEN[sSEQ_LEN[:UP_TO]]:\n"
+    "  COUNT sequences (default 1) with QUERY_LEN new tokens and SEQ_LEN keys in total (default\n"
+    "  QUERY_LEN), or from SEQ_LEN to UP_TO keys, log-uniform, the same in every run. At most 16 kinds,\n"
+    "  65536 sequences per kind and 16384k tokens per sequence.\n"
     "  q2k            one prompt of 2048 tokens\n"
     "  q16-8k*2       ten cases: one prompt of 16 tokens, of 32, and so on\n"
     "  q512s8k        512 new tokens after 7680 cached ones\n"

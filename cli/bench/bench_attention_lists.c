@@ -128,8 +128,8 @@ static bool parse_words(const char *option, const char *text, const char *takes,
 
 /* ---- Cases */
 
-/* Of ragged groups: log-uniform between the two, the same at every run whatever the seed. */
-int64_t bench_seq_len(const group *g, int64_t i)
+/* Of ragged kinds: log-uniform between the two, the same at every run whatever the seed. */
+int64_t bench_seq_len(const seq_kind *g, int64_t i)
 {
     if (g->up_to == 0) return g->seq_len;
     double at = (double)(kit_random_bits(1, KIT_USER + 1, i, 0, 0, 0) >> 11) * 0x1p-53;
@@ -137,10 +137,10 @@ int64_t bench_seq_len(const group *g, int64_t i)
 }
 
 /* [COUNT]qQUERY_LEN[sSEQ_LEN[:UP_TO]] */
-static verdict parse_group(const char **at, group *g)
+static verdict parse_kind(const char **at, seq_kind *g)
 {
     g->count = **at == 'q' ? 1 : parse_number(at, MAX_COUNT);
-    if (g->count == TOO_LARGE) return "a group has up to 65536 sequences";
+    if (g->count == TOO_LARGE) return "a kind has up to 65536 sequences";
     if (g->count < 0 || *(*at)++ != 'q') return "";
     g->query_len = g->seq_len = parse_number(at, MAX_LEN);
     if (g->query_len > 0 && **at == 's') {
@@ -166,8 +166,8 @@ static void count_case(batch_case *c)
 {
     bool decode = false, prefill = false;
     c->seqs = c->rows = c->longest = c->longest_query = 0;
-    for (int i = 0; i < c->num_groups; i++) {
-        const group *g = &c->groups[i];
+    for (int i = 0; i < c->num_kinds; i++) {
+        const seq_kind *g = &c->kinds[i];
         c->seqs += g->count;
         c->rows += g->count * g->query_len;
         int64_t longest = g->up_to ? g->up_to : g->seq_len;
@@ -182,12 +182,12 @@ static verdict parse_case(const char *word, void *to)
 {
     batch_case *c = to;
     const char *at = word;
-    *c = (batch_case){.num_groups = 0};
+    *c = (batch_case){.num_kinds = 0};
     if (strlen(word) >= sizeof c->name) return "a case has up to 63 characters";
     memcpy(c->name, word, strlen(word) + 1);
     do {
-        if (c->num_groups == MAX_GROUPS) return "a case has up to 16 groups";
-        verdict wrong = parse_group(&at, &c->groups[c->num_groups++]);
+        if (c->num_kinds == MAX_KINDS) return "a case has up to 16 kinds";
+        verdict wrong = parse_kind(&at, &c->kinds[c->num_kinds++]);
         if (wrong != NULL) return wrong;
     } while (*at++ == '_');
     if (at[-1] != '\0') return "";
@@ -198,9 +198,9 @@ static verdict parse_case(const char *word, void *to)
 batch_case bench_part_of(const batch_case *c, bool decode)
 {
     batch_case part = *c;
-    part.num_groups = 0;
-    for (int i = 0; i < c->num_groups; i++)
-        if ((c->groups[i].query_len == 1) == decode) part.groups[part.num_groups++] = c->groups[i];
+    part.num_kinds = 0;
+    for (int i = 0; i < c->num_kinds; i++)
+        if ((c->kinds[i].query_len == 1) == decode) part.kinds[part.num_kinds++] = c->kinds[i];
     count_case(&part);
     return part;
 }

@@ -18,8 +18,8 @@ static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static int64_t layers_of(const setting *s) { return s->with->graph ? s->with->graph : 1; }
 
-/* Of sequence i of a group. */
-static int64_t blocks_of(const setting *s, const group *g, int64_t i)
+/* Of sequence i of a kind. */
+static int64_t blocks_of(const setting *s, const seq_kind *g, int64_t i)
 {
     return (bench_seq_len(g, i) + s->block_size - 1) / s->block_size;
 }
@@ -215,12 +215,12 @@ static bool fill_batch(rig *r)
     const batch_case *c = s->what;
     const folio_run run = run_of(r);
     const int32_t *table = r->blocks;
-    for (int g = 0; g < c->num_groups; g++)
-        for (int64_t i = 0; i < c->groups[g].count; i++) {
-            int64_t blocks = blocks_of(s, &c->groups[g], i);
+    for (int g = 0; g < c->num_kinds; g++)
+        for (int64_t i = 0; i < c->kinds[g].count; i++) {
+            int64_t blocks = blocks_of(s, &c->kinds[g], i);
             folio_batch_seq seq =
-                FOLIO_WITH(folio_batch_seq, .query_len = c->groups[g].query_len,
-                           .seq_len = bench_seq_len(&c->groups[g], i),
+                FOLIO_WITH(folio_batch_seq, .query_len = c->kinds[g].query_len,
+                           .seq_len = bench_seq_len(&c->kinds[g], i),
                            .causality = s->with->full ? FOLIO_CAUSAL_NO : FOLIO_CAUSAL_AUTO,
                            .block_table = table, .num_blocks = blocks);
             if (!bench_ok(folio_batch_add(r->l.batch, &seq), "folio_batch_add")) return false;
@@ -263,9 +263,9 @@ bool bench_rig_open(rig *r, folio_context *ctx, bench_device *device, const sett
     const batch_case *c = s->what;
     uint64_t bits = (uint64_t)seed, state = first_state(seed);
     *r = (rig){.of = *s, .ctx = ctx, .device = device, .layers = layers_of(s)};
-    for (int g = 0; g < c->num_groups; g++)
-        for (int64_t i = 0; i < c->groups[g].count; i++)
-            r->num_blocks += blocks_of(s, &c->groups[g], i);
+    for (int g = 0; g < c->num_kinds; g++)
+        for (int64_t i = 0; i < c->kinds[g].count; i++)
+            r->num_blocks += blocks_of(s, &c->kinds[g], i);
     if (!make_layer(r)) return false;
     r->blocks = bench_alloc(r->num_blocks, sizeof *r->blocks);
     for (int64_t i = 0; i < r->num_blocks; i++) { /* Fisher and Yates, from the inside out */
@@ -386,8 +386,8 @@ int32_t bench_v_size(const setting *s)
 double bench_flops(const setting *s)
 {
     double pairs = 0;
-    for (int k = 0; k < s->what->num_groups; k++) {
-        const group *g = &s->what->groups[k];
+    for (int k = 0; k < s->what->num_kinds; k++) {
+        const seq_kind *g = &s->what->kinds[k];
         for (int64_t i = 0; i < g->count; i++) {
             int64_t keys = bench_seq_len(g, i);
             pairs += s->with->full ? (double)g->query_len * (double)keys
@@ -404,8 +404,8 @@ double bench_kv_bytes(const setting *s)
     double keys = 0, numbers = (double)s->head_size + (with->latent ? 0 : bench_v_size(s));
     double head = numbers * (double)folio_dtype_size(s->kv_dtype);
     if (s->kv_dtype == FOLIO_INT8) head += (with->latent ? 1 : 2) * sizeof(float);
-    for (int k = 0; k < s->what->num_groups; k++) {
-        const group *g = &s->what->groups[k];
+    for (int k = 0; k < s->what->num_kinds; k++) {
+        const seq_kind *g = &s->what->kinds[k];
         for (int64_t i = 0; i < g->count; i++) {
             int64_t seen = bench_seq_len(g, i);
             if (with->window > 0) seen = smaller(seen, g->query_len + with->window - 1);

@@ -33,7 +33,7 @@ static const struct {
             .cache = "cold,dirty"}},
     {"kv", "8-bit caches", .of = {.cases = "64q1s8k", .kv_dtypes = "bf16,fp8_e4m3,int8"}},
     {"prefill", "prompts of 16k tokens in total, causal", .of = {.cases = PREFILLS}},
-    {"drafts", "1 to 64 new tokens over 8k keys; groups of 4, 8 and 32 heads",
+    {"drafts", "1 to 64 new tokens over 8k keys; head groups of 4, 8 and 32",
      .of = {.cases = "1q1-64*2s8k,16q1-64*2s8k", .heads = "32:8,32:4,32:1"}},
     {"full", "not causal", .of = {.cases = "2q8k", .options = "full"}},
     {"head64", "prompts with head size 64", .of = {.cases = PREFILLS, .head_sizes = "64"}},

@@ -26,7 +26,7 @@
  * A sample of some 10 ms: where threads share a core with others, a shorter one meets them or not
  * by chance. It is cut into pieces that threads take as they come, as a forward's are: a thread that
  * another program keeps waiting costs a sample no more than it costs a case. 256 MiB: eight times the
- * last-level cache of a common server's group of cores.
+ * last-level cache of a common server's cores that share it.
  */
 enum { MAX_THREADS = 256, HUGE_PAGE = 2 << 20, PIECES = 16, ROUNDS = 1600000 / PIECES };
 static const int64_t buffer_bytes = (int64_t)256 << 20;

@@ -16,7 +16,7 @@
 static const char help[] =
     "usage: folio bench overhead [OPTION]...\n\n"
     "Measures the overhead of a call: 32 heads, 8 kv heads of 128, bf16, blocks of 16. The cases of a\n"
-    "group alternate, batch by batch, so that noise affects them equally. spread is the interquartile\n"
+    "set alternate, batch by batch, so that noise affects them equally. spread is the interquartile\n"
     "range divided by the median.\n\n"
     "cases\n"
     "  forward         folio_attention_forward of one token over a sequence of 16, k and v not written\n"

@@ -78,9 +78,9 @@ static item *make_items(const rig *r, int32_t threads, int64_t *count)
     int64_t total = 0, seqs = 0;
     const int32_t *blocks = r->blocks;
     item *items = bench_alloc(c->seqs + wanted, sizeof *items);
-    for (int g = 0; g < c->num_groups; g++)
-        for (int64_t i = 0; i < c->groups[g].count; i++) {
-            int64_t end = bench_seq_len(&c->groups[g], i), window = r->of.with->window;
+    for (int g = 0; g < c->num_kinds; g++)
+        for (int64_t i = 0; i < c->kinds[g].count; i++) {
+            int64_t end = bench_seq_len(&c->kinds[g], i), window = r->of.with->window;
             item one = {.blocks = blocks, .end = end, .number = seqs};
             if (window > 0) one.begin = larger(end - window, 0);
             total += end - one.begin;

@@ -44,7 +44,7 @@ static const char help[] =
     "      --threads LIST     threads of alloc_free_threads; default 1,2,4\n"
     "      --seconds S        time for each case; default 0.4\n"
     "      --seed N           seed of the random tokens and orders; default 1\n"
-    "      --filter TEXT      only groups with a case whose name contains TEXT\n" BENCH_AFTER_HELP
+    "      --filter TEXT      only sets with a case whose name contains TEXT\n" BENCH_AFTER_HELP
     "  -o, --output FORMAT    md (default), csv or json\n"
     "  -h, --help             this text\n\n"
     "examples\n"
@@ -62,7 +62,7 @@ static const char help[] =
     "  0  success    1  a call failed, a file is invalid, nothing ran, or --fail-if-slower found a case\n"
     "  2  invalid command line\n";
 
-/* ---- Shared by the groups */
+/* ---- Shared by the sets */
 
 folio_pool *bench_make_pool(bench_pool *b, int64_t blocks)
 {
@@ -321,12 +321,12 @@ static void summarize(bench_report *r)
 
 /* ---- Command line */
 
-typedef struct group {
+typedef struct case_set {
     const char *cases;
     bool (*run)(bench_pool *b);
-} group;
+} case_set;
 
-static const group groups[] = {
+static const case_set case_sets[] = {
     {"lock_pair alloc_free", bench_alloc_free},
     {"alloc_free_fragmented", bench_fragmented},
     {"alloc_free_threads", bench_threads},
@@ -338,9 +338,9 @@ static const group groups[] = {
     {"memcpy swap_out swap_in", bench_swap},
     {"store_out store_in", bench_store},
 };
-enum { NUM_GROUPS = sizeof groups / sizeof groups[0] };
+enum { NUM_CASE_SETS = sizeof case_sets / sizeof case_sets[0] };
 
-static bool is_selected(const bench_report *r, const group *g)
+static bool is_selected(const bench_report *r, const case_set *g)
 {
     return r->filter == NULL || strstr(g->cases, r->filter) != NULL;
 }
@@ -360,12 +360,12 @@ static bool open_context(bench_pool *b)
     return bench_ok(folio_context_create(&desc, &b->ctx), "folio_context_create");
 }
 
-static int run_groups(bench_pool *b)
+static int run_sets(bench_pool *b)
 {
     bench_report *r = &b->report;
     bool ok = true;
     r->started = term_seconds();
-    for (int i = 0; i < NUM_GROUPS; i++) r->total += is_selected(r, &groups[i]);
+    for (int i = 0; i < NUM_CASE_SETS; i++) r->total += is_selected(r, &case_sets[i]);
     if (r->total == 0) {
         fprintf(stderr, "folio bench pool: nothing ran: no case's name contains \"%s\"\n",
                 r->filter);
@@ -373,9 +373,9 @@ static int run_groups(bench_pool *b)
     }
     if (!open_context(b)) return EXIT_FAILED;
     interrupt_catch();
-    for (int i = 0; i < NUM_GROUPS && !interrupt_signal(); i++) {
-        if (!is_selected(r, &groups[i])) continue;
-        ok = groups[i].run(b) && ok;
+    for (int i = 0; i < NUM_CASE_SETS && !interrupt_signal(); i++) {
+        if (!is_selected(r, &case_sets[i])) continue;
+        ok = case_sets[i].run(b) && ok;
         r->done++;
     }
     folio_context_destroy(b->ctx);
@@ -411,5 +411,5 @@ int bench_pool_main(int argc, char **argv)
     b.block_size = (int32_t)r->block_size;
     status = bench_after_open(&r->after, argv[0], r->topic);
     if (status != EXIT_OK) return status;
-    return r->after.from ? bench_after_from(&r->after) : run_groups(&b);
+    return r->after.from ? bench_after_from(&r->after) : run_sets(&b);
 }

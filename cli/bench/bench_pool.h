@@ -1,5 +1,5 @@
 /*
- * bench_pool.h: the groups of `folio bench pool`. A group makes pools of its own, times its cases
+ * bench_pool.h: the case sets of `folio bench pool`. A set makes pools of its own, times its cases
  * alternately and leaves nothing behind; false: a call failed, and stderr says which.
  */
 #ifndef FOLIO_BENCH_POOL_H

@@ -91,13 +91,13 @@ static folio_layout any_layout(const check_env *env, check_draw *d)
 
 void check_base(const check_env *env, check_draw *d, check_attention *c)
 {
-    static const int32_t kv_heads[] = {1, 2, 2, 3}, groups[] = {1, 2, 4, 3};
+    static const int32_t kv_heads[] = {1, 2, 2, 3}, heads_per_kv[] = {1, 2, 4, 3};
     static const int32_t sizes[] = {16, 32, 32, 64, 24}, blocks[] = {16, 16, 16, 32, 8, 5};
     static const folio_dtype dtypes[] = {FOLIO_F32, FOLIO_F32, FOLIO_F16, FOLIO_BF16};
     kit_spec *s = &c->spec;
     s->seed = (uint64_t)check_int(d, 1, INT64_MAX - 1);
     s->num_kv_heads = CHECK_PICK(d, kv_heads);
-    s->num_heads = s->num_kv_heads * CHECK_PICK(d, groups);
+    s->num_heads = s->num_kv_heads * CHECK_PICK(d, heads_per_kv);
     s->k_head_size = CHECK_PICK(d, sizes);
     s->dtype = CHECK_PICK(d, dtypes);
     s->block_size = CHECK_PICK(d, blocks);
@@ -206,12 +206,12 @@ static void add_one_thing(check_draw *d, int64_t index, check_attention *c)
 
 /*
  * Prompts and chunks of several tiles of the largest kernels, in their favourite shapes: lengths at the edges of pages and
- * tiles, groups that fill no tile, and one thing more each. With --full, some have so many kv heads that a GPU's
+ * tiles, head group that fill no tile, and one thing more each. With --full, some have so many kv heads that a GPU's
  * blocks compute several tiles, none of which is cut.
  */
 void make_tiles(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
-    static const int32_t groups[] = {4, 1, 3, 6, 20, 8, 2};
+    static const int32_t heads_per_kv[] = {4, 1, 3, 6, 20, 8, 2};
     static const int32_t blocks[] = {16, 32, 16, 48};
     static const int32_t sizes[][2] = {{128, 128}, {64, 64}, {192, 128}, {256, 256}, {192, 192}};
     static const int64_t lens[] = {17, 31,  32,  33,  63,  64,  65,  80,  96,
@@ -220,7 +220,7 @@ void make_tiles(const check_env *env, check_draw *d, int64_t index, check_attent
     kit_spec *s = &c->spec;
     check_base(env, d, c);
     s->num_kv_heads = (int32_t)check_int(d, 1, 2);
-    s->num_heads = s->num_kv_heads * groups[index % COUNT(groups)];
+    s->num_heads = s->num_kv_heads * heads_per_kv[index % COUNT(heads_per_kv)];
     if (index % 11 == 10 && index > 40) s->num_heads = s->num_kv_heads = 66;
     s->k_head_size = sizes[index % COUNT(sizes)][0];
     s->v_head_size = sizes[index % COUNT(sizes)][1];
@@ -239,13 +239,13 @@ void make_tiles(const check_env *env, check_draw *d, int64_t index, check_attent
 /* One sequence with few new tokens, which a device may compute with clusters of blocks: parts of it may have no keys. */
 void make_alone(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
-    static const int32_t groups[] = {4, 1, 3, 8, 16, 6, 2};
+    static const int32_t heads_per_kv[] = {4, 1, 3, 8, 16, 6, 2};
     static const int32_t blocks[] = {16, 32, 16, 48};
     static const int64_t before[] = {1, 15, 16, 17, 100, 255, 256, 257, 600, 1023, 2000, 3100};
     kit_spec *s = &c->spec;
     check_base(env, d, c);
     s->num_kv_heads = (int32_t)check_int(d, 1, 3);
-    s->num_heads = s->num_kv_heads * groups[index % COUNT(groups)];
+    s->num_heads = s->num_kv_heads * heads_per_kv[index % COUNT(heads_per_kv)];
     s->k_head_size = 128;
     s->dtype = query_dtypes[1 + index % 2];
     s->block_size = CHECK_PICK(d, blocks);
@@ -303,7 +303,7 @@ static void add_nan_window(check_draw *d, const kit_seq *seq, kit_spec *s)
 void make_xpacked(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
     static const int32_t sizes[] = {128, 64, 128, 256, 80, 128, 128, 120, 264};
-    static const int32_t blocks[] = {16, 8, 32, 24}, groups[] = {4, 1, 8, 5};
+    static const int32_t blocks[] = {16, 8, 32, 24}, heads_per_kv[] = {4, 1, 8, 5};
     static const folio_dtype types[] = {0, 0, FOLIO_FP8_E4M3, FOLIO_FP8_E5M2, FOLIO_INT8};
     static const int64_t before[] = {0, 1, 7, 8, 13, 16, 63, 64, 65, 140, 300};
     kit_spec *s = &c->spec;
@@ -314,7 +314,7 @@ void make_xpacked(const check_env *env, check_draw *d, int64_t index, check_atte
     s->block_size = blocks[(index + index / 4) % COUNT(blocks)];
     s->k_head_size = sizes[(index + index / COUNT(sizes)) % COUNT(sizes)];
     s->num_kv_heads = (int32_t)check_int(d, 1, 2);
-    s->num_heads = s->num_kv_heads * CHECK_PICK(d, groups);
+    s->num_heads = s->num_kv_heads * CHECK_PICK(d, heads_per_kv);
     s->wide_gaps = true;
     s->append = check_chance(d, 4);
     if (check_chance(d, 4)) add_one_option(index / 2, s);

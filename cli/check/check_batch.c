@@ -374,9 +374,9 @@ static void run_line(const check_env *env, check_draw *d, int32_t number, check_
         check_fail(out, "%s", folio_last_error());
         return;
     }
-    int32_t group = (int32_t)check_int(d, 1, 4);
+    int32_t heads_per_kv = (int32_t)check_int(d, 1, 4);
     c.spec = (kit_spec){.seed = (uint64_t)check_int(d, 1, INT64_MAX - 1),
-                        .num_heads = 2 * group,
+                        .num_heads = 2 * heads_per_kv,
                         .num_kv_heads = 2,
                         .k_head_size = kernel.head_size,
                         .v_head_size = kernel.v_head_size,
@@ -386,8 +386,8 @@ static void run_line(const check_env *env, check_draw *d, int32_t number, check_
                         .layout = kernel.layout,
                         .soft_cap = kernel.soft_cap,
                         .block_size = kernel.block_size};
-    int64_t least = (kernel.min_rows + group - 1) / group;
-    int64_t most = kernel.max_rows > 0 ? kernel.max_rows / group : least + 130;
+    int64_t least = (kernel.min_rows + heads_per_kv - 1) / heads_per_kv;
+    int64_t most = kernel.max_rows > 0 ? kernel.max_rows / heads_per_kv : least + 130;
     check_add(&c, most, CHECK_PICK(d, contexts));
     for (int i = 0; i < 3; i++) check_add(&c, check_int(d, least, most), CHECK_PICK(d, contexts));
     if (!describe_plan(env, &c, &plan, chosen)) check_fail(out, "%s", folio_last_error());

@@ -190,13 +190,13 @@ static void private_seq(check_draw *d, int64_t way, check_attention *c)
 void run_private_slots(const check_env *env, check_draw *d, int64_t index, check_outcome *out)
 {
     static const int32_t sizes[] = {128, 64, 128, 256, 128, 128, 40};
-    static const int32_t groups[] = {4, 1, 8, 16, 3, 2}, blocks[] = {16, 32, 16, 48, 8};
+    static const int32_t heads_per_kv[] = {4, 1, 8, 16, 3, 2}, blocks[] = {16, 32, 16, 48, 8};
     check_attention c = {0};
     plain_base(env, d, &c);
     kit_spec *s = &c.spec;
     s->dtype = check_chance(d, 3) ? FOLIO_F16 : FOLIO_BF16;
     s->k_head_size = sizes[index % 7];
-    s->num_heads = s->num_kv_heads * CHECK_PICK(d, groups);
+    s->num_heads = s->num_kv_heads * CHECK_PICK(d, heads_per_kv);
     s->block_size = CHECK_PICK(d, blocks);
     if (!check_chance(d, 8)) s->layout = FOLIO_LAYOUT_NATIVE;
     s->strided = check_chance(d, 3);

@@ -92,7 +92,7 @@ static void draw_life(life *l, check_draw *d, int64_t index)
     static const folio_dtype dtypes[] = {FOLIO_F32, FOLIO_F16, FOLIO_BF16};
     static const char *const kv_names[] = {"auto", "auto", "fp8", "fp8_e5m2"};
     static const folio_dtype kv_dtypes[] = {0, 0, FOLIO_FP8_E4M3, FOLIO_FP8_E5M2};
-    static const int32_t groups[] = {1, 1, 2, 4};
+    static const int32_t heads_per_kv[] = {1, 1, 2, 4};
     const folio_vllm06_backend *b = l->backend;
     folio_vllm06_impl_desc *i = &l->desc;
     int64_t kv = check_int(d, 0, 3);
@@ -102,7 +102,7 @@ static void draw_life(life *l, check_draw *d, int64_t index)
     i->kv_cache_dtype = kv_names[kv];
     l->kv_dtype = kv_dtypes[kv] ? kv_dtypes[kv] : i->dtype;
     i->num_kv_heads = (int32_t)check_int(d, 1, 2);
-    i->num_heads = i->num_kv_heads * CHECK_PICK(d, groups);
+    i->num_heads = i->num_kv_heads * CHECK_PICK(d, heads_per_kv);
     if (check_chance(d, 3)) i->sliding_window = check_int(d, 1, 24);
     if (check_chance(d, 4)) i->logits_soft_cap = 5.0f;
     for (int h = 0; h < i->num_heads; h++)

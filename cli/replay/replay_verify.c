@@ -129,14 +129,15 @@ static bool check_rows(replay_verifier *v, const replay_model *m, const replay_r
 bool replay_verifier_check(replay_verifier *v, const replay_model *m, const replay_item *items,
                            int64_t num_items, int32_t layer, const void *out)
 {
-    int64_t group = m->o->heads / m->o->kv_heads, at = 0;
+    int64_t heads_per_kv = m->o->heads / m->o->kv_heads, at = 0;
     for (int64_t i = 0; i < num_items; at += items[i].count, i++)
         for (int64_t kv_head = 0; kv_head < m->o->kv_heads; kv_head++) {
             const replay_item *it = &items[i];
-            for (int64_t k = 0; k < it->count * group; k++) {
-                int64_t position = it->first + k / group, head = kv_head * group + k % group;
+            for (int64_t k = 0; k < it->count * heads_per_kv; k++) {
+                int64_t position = it->first + k / heads_per_kv,
+                        head = kv_head * heads_per_kv + k % heads_per_kv;
                 if (!is_chosen(v, m, it->request, position, layer, head)) continue;
-                v->rows[v->num_rows++] = (row){position, head, at + k / group};
+                v->rows[v->num_rows++] = (row){position, head, at + k / heads_per_kv};
                 if (v->num_rows == ROWS && !check_rows(v, m, it->request, layer, kv_head, out))
                     return false;
             }

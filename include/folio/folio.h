@@ -190,7 +190,7 @@ typedef enum folio_dtype {
 
 /**
  * Bytes of one element; 0 for an unknown dtype. An element is one number. In types that store several
- * numbers together, which may come, it is one such group.
+ * numbers together, which may come, it is all of those.
  * n numbers in a row have n / folio_dtype_numbers(dtype) * folio_dtype_size(dtype) bytes.
  */
 FOLIO_API size_t folio_dtype_size(folio_dtype dtype);

@@ -11,7 +11,8 @@
 
 static bool is_small(const folioi_schedule_limits *l, const folio_attention_desc *a, int64_t work)
 {
-    int64_t per_key = (int64_t)l->group * l->num_kv_heads * (a->k_head_size + a->v_head_size);
+    int64_t per_key =
+        (int64_t)l->heads_per_kv * l->num_kv_heads * (a->k_head_size + a->v_head_size);
     return work <= SMALL_WORK / max_i64(per_key, 1);
 }
 
@@ -29,19 +30,19 @@ folioi_schedule_limits folioi_schedule_size(const folio_attention_desc *a, int64
                                             int32_t split_len, int64_t partial_budget)
 {
     folioi_schedule_limits l = {
-        .group = a->num_heads / a->num_kv_heads,
+        .heads_per_kv = a->num_heads / a->num_kv_heads,
         .num_kv_heads = a->num_kv_heads,
         .num_workers = num_workers,
         .split_len = split_len,
     };
-    l.tile_queries = l.group < tile_rows ? tile_rows / l.group : 1;
-    l.least_queries = l.group < tile_rows / 3 ? tile_rows / 3 / l.group : 1;
+    l.tile_queries = l.heads_per_kv < tile_rows ? tile_rows / l.heads_per_kv : 1;
+    l.least_queries = l.heads_per_kv < tile_rows / 3 ? tile_rows / 3 / l.heads_per_kv : 1;
     int64_t wanted = wanted_items(&l);
     /* every sequence may end in a part of a tile; chains add less than `wanted` items in all */
     l.max_items = max_queries / l.least_queries + max_seqs + wanted;
     if (num_workers == 1) return l;
     l.max_chains = wanted;
-    int64_t rows = (int64_t)l.group * min_i64(l.tile_queries, max_queries);
+    int64_t rows = (int64_t)l.heads_per_kv * min_i64(l.tile_queries, max_queries);
     l.max_partials = min_i64(wanted * rows * ceil_div(max_keys, split_len), partial_budget);
     return l;
 }
@@ -51,8 +52,8 @@ folioi_schedule_limits folioi_schedule_size(const folio_attention_desc *a, int64
 static int32_t choose_tile(const folioi_schedule_limits *l, int64_t queries)
 {
     int64_t step = ROW_STEP; /* queries that make whole steps of rows */
-    while (step > 1 && step * l->group / 2 % ROW_STEP == 0 && step % 2 == 0) step /= 2;
-    while (step > 1 && step * l->group / 3 % ROW_STEP == 0 && step % 3 == 0) step /= 3;
+    while (step > 1 && step * l->heads_per_kv / 2 % ROW_STEP == 0 && step % 2 == 0) step /= 2;
+    while (step > 1 && step * l->heads_per_kv / 3 % ROW_STEP == 0 && step % 3 == 0) step /= 3;
     int64_t tile = ceil_div(queries, 2 * wanted_items(l));
     tile = ceil_div(tile, step) * step;
     return (int32_t)max_i64(l->least_queries, min_i64(tile, l->tile_queries));
@@ -85,7 +86,7 @@ static void cut_item(folioi_schedule *s, int64_t i, const tile *t, int64_t share
     folioi_item whole = s->items[i];
     int64_t splits = whole.split_end - whole.split_begin;
     int64_t parts = min_i64(ceil_div(t->work, share), splits);
-    int64_t partials = splits * whole.num_queries * l->group;
+    int64_t partials = splits * whole.num_queries * l->heads_per_kv;
     if (parts < 2 || l->max_chains == s->num_chains || s->num_partials + partials > l->max_partials)
         return;
     s->chains[s->num_chains] =

@@ -2,7 +2,7 @@
  * schedule.h: the work of one attention of one type in one step, cut into items. Pure: no threads, no
  * memory of its own.
  *
- * A tile is up to tile_queries neighbouring queries of one sequence, times the heads of a group. Its
+ * A tile is up to tile_queries neighbouring queries of one sequence, times the heads of a head group. Its
  * keys are cut into splits at multiples of split_len, whatever the batch or the threads. Most tiles are
  * one item that folds its splits from left to right. A tile with far more than its share of the work
  * becomes a chain: several items, each of which leaves one partial result per split, and whoever ends
@@ -30,7 +30,7 @@ typedef struct folioi_chain {
 
 /** Fixed when a plan is created. */
 typedef struct folioi_schedule_limits {
-    int32_t group, num_kv_heads, num_workers;
+    int32_t heads_per_kv, num_kv_heads, num_workers;
     int32_t tile_queries, split_len; /* the most queries of a tile ... */
     int32_t least_queries;           /* ... and the fewest it is cut down to */
     int64_t max_items, max_chains;

@@ -70,7 +70,7 @@ static void check_chains(const schedule *x)
         for (int64_t i = 0; i < s->num_items; i++) {
             if (s->items[i].chain != c) continue;
             items++;
-            rows = (int64_t)s->items[i].num_queries * s->limits.group;
+            rows = (int64_t)s->items[i].num_queries * s->limits.heads_per_kv;
             CHECK(s->items[i].split_begin >= s->chains[c].split_begin &&
                   s->items[i].split_end <= s->chains[c].split_end);
         }

@@ -162,15 +162,15 @@ wrong_case() {
     expect 2 err "^folio bench: --case '$1': $2; try" bench --case "q1,$1,q2"
 }
 wrong_case q4s3 'SEQ_LEN is at least QUERY_LEN, whose tokens it counts too'
-wrong_case 65537q1 'a group has up to 65536 sequences'
-wrong_case 65kq1 'a group has up to 65536 sequences'
+wrong_case 65537q1 'a kind has up to 65536 sequences'
+wrong_case 65kq1 'a kind has up to 65536 sequences'
 wrong_case q16385k 'a sequence has up to 16384k tokens'
 wrong_case q1s99999999999999999999 'a sequence has up to 16384k tokens'
 wrong_case q1s64:16385k 'a sequence has up to 16384k tokens'
 wrong_case q1s64:64 'lengths go from the smaller number to the larger'
 wrong_case q4-2 'a range goes from the smaller number to the larger'
 wrong_case q1-2_q1-2 'a word may hold one range, not two'
-wrong_case q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1 'a case has up to 16 groups'
+wrong_case q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1 'a case has up to 16 kinds'
 wrong_case 10000q1000s10000_10000q1000s1000_10000q1000s1000_10000q1000s1000 'a case has up to 63 characters'
 for heads in '' 0 4:0 4:3 2:4 4: :2 4:2x x -4 2048; do
     expect 2 err '^folio bench: --heads takes up to 32 of HEADS:KV_HEADS' bench --heads "$heads"
@@ -411,7 +411,7 @@ small='--heads 4:2 --head-size 32 --reps 2 --dtype f32 --threads 2 --peers --pee
     expect 0 out '^q2_5q1s9,.*,1000,[0-9.e+]*,3000,[0-9.e+]*$' bench $small --case q2_5q1s9 --cache warm \
         --options alibi+window:4+soft_cap:30 --seed 7 -o csv
     check "bench --peers: warm" test "$(grep -c '"warm": true}$' said)" -eq 4
-    check "bench --peers: the case as it is told" grep -q '^{"case": "q2_5q1s9", "groups": \[\[1, 2, 2\], '\
+    check "bench --peers: the case as it is told" grep -q '^{"case": "q2_5q1s9", "kinds": \[\[1, 2, 2\], '\
 '\[5, 1, 9\]\], "dtype": "f32", "kv_dtype": "f32", "heads": 4, "kv_heads": 2, "head_size": 32, '\
 '"block_size": 16, "alibi": true, "sinks": false, "window": 4, "soft_cap": 30, "full": false, "seed": 7}$' said
     expect 1 err '^folio bench: --peers: left: failed: no luck$' bench $small --case q3,q4,q5,q6 -o json

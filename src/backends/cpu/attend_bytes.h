@@ -15,7 +15,7 @@ static const float *words_of_k(const folioi_attend_args *a, const tile_plan *pla
     key_rows r;
     find_k(a, plan, t, i, &r);
     if (plan->k.form == AS_WORDS) return r.words;
-    float *to = a->k_tile + (int64_t)(i % GROUP) * SUB * (a->k_dims / 4);
+    float *to = a->k_tile + (int64_t)(i % SUBS_AT_ONCE) * SUB * (a->k_dims / 4);
     if (plan->k.form == AS_UNITS) {
         r.type = FOLIO_BF16;
         transpose_keys(&r, a->k_dims / 2, to, &none);
@@ -34,7 +34,7 @@ static void rows_of_v(const folioi_attend_args *a, const tile_plan *plan, tile *
     t->ptrs.v[i] = (const void *)from;
     t->ptrs.v_stride[i] = v->token;
     if (v->form == AS_ROWS) return;
-    float *to = a->v_tile + (int64_t)(i % GROUP) * SUB * (a->v_dims / 4);
+    float *to = a->v_tile + (int64_t)(i % SUBS_AT_ONCE) * SUB * (a->v_dims / 4);
     int32_t d = 0;
     for (; d + 64 <= a->v_dims; d += 64)
         vec_rows_of_dims(64, from + d * v->unit, v->unit, (char *)to + d, a->v_dims);
@@ -44,17 +44,17 @@ static void rows_of_v(const folioi_attend_args *a, const tile_plan *plan, tile *
     t->ptrs.v_stride[i] = a->v_dims;
 }
 
-/* Scores of R rows with the keys of GROUP sub-tiles from `first` on. */
+/* Scores of R rows with the keys of SUBS_AT_ONCE sub-tiles from `first` on. */
 INLINE void score_bytes(const folioi_attend_args *a, const int R, const int kv, tile *t, int first,
                         const float *q, float *s)
 {
     const byte_table table = byte_table_of(kv);
-    vec acc[4][GROUP];
+    vec acc[4][SUBS_AT_ONCE];
     UNROLL_FOR (int r = 0; r < R; r++)
-        UNROLL_FOR (int i = 0; i < GROUP; i++) acc[r][i] = vec_set1(0.0f);
+        UNROLL_FOR (int i = 0; i < SUBS_AT_ONCE; i++) acc[r][i] = vec_set1(0.0f);
     for (int32_t d = 0; d < a->k_dims / 4; d++) {
         fetch_ahead(t->products, false);
-        UNROLL_FOR (int i = 0; i < GROUP; i++) {
+        UNROLL_FOR (int i = 0; i < SUBS_AT_ONCE; i++) {
             vec pair[2];
             vec_pairs_of_fours(&table, kv, vec_load(t->ptrs.k[first + i] + d * SUB), pair);
             UNROLL_FOR (int half = 0; half < 2; half++)
@@ -63,11 +63,11 @@ INLINE void score_bytes(const folioi_attend_args *a, const int R, const int kv, 
         }
     }
     UNROLL_FOR (int r = 0; r < R; r++)
-        UNROLL_FOR (int i = 0; i < GROUP; i++)
+        UNROLL_FOR (int i = 0; i < SUBS_AT_ONCE; i++)
             vec_store(s + r * TILE + (first + i) * SUB, acc[r][i]);
 }
 
-/* out += p x V for R rows, the keys of GROUP sub-tiles from `first` on and N vectors of dims from d on. */
+/* out += p x V for R rows, the keys of SUBS_AT_ONCE sub-tiles from `first` on and N vectors of dims from d on. */
 INLINE void value_bytes_at(const folioi_attend_args *a, const int R, const int N, const int kv,
                            const byte_table *table, tile *t, int first, int32_t d, const float *p,
                            float *out)
@@ -78,7 +78,7 @@ INLINE void value_bytes_at(const folioi_attend_args *a, const int R, const int N
         UNROLL_FOR (int i = 0; i < N; i++) acc[r][i] = vec_load(out + r * width + d + i * LANES);
     if (N == 4)
         UNROLL_FOR (int r = 0; r < R; r++) vec_quarters(acc[r]);
-    for (int32_t j = first * 8; j < (first + GROUP) * 8; j++) {
+    for (int32_t j = first * 8; j < (first + SUBS_AT_ONCE) * 8; j++) {
         int64_t stride = t->ptrs.v_stride[j / 8];
         const char *row = (const char *)t->ptrs.v[j / 8] + j % 8 * 2 * stride + d;
         vec pair[4];
@@ -132,8 +132,8 @@ static void block_score_bytes(const folioi_attend_args *a, const tile_plan *plan
                               const row_block *b, float *s)
 {
     const float *q = a->q + (int64_t)b->row * (a->k_dims / 2);
-    for (int first = 0; first < SUBS; first += GROUP) {
-        for (int i = first; i < first + GROUP; i++) t->ptrs.k[i] = words_of_k(a, plan, t, i);
+    for (int first = 0; first < SUBS; first += SUBS_AT_ONCE) {
+        for (int i = first; i < first + SUBS_AT_ONCE; i++) t->ptrs.k[i] = words_of_k(a, plan, t, i);
 #define BYTE_CALL(R, type) score_bytes_##R##_##type(a, t, first, q, s)
         BYTE_CASES
 #undef BYTE_CALL
@@ -144,8 +144,8 @@ static void block_value_bytes(const folioi_attend_args *a, const tile_plan *plan
                               const row_block *b, const float *p)
 {
     float *out = a->state.out + (int64_t)b->row * a->v_dims;
-    for (int first = 0; first < SUBS; first += GROUP) {
-        for (int i = first; i < first + GROUP; i++) rows_of_v(a, plan, t, i);
+    for (int first = 0; first < SUBS; first += SUBS_AT_ONCE) {
+        for (int i = first; i < first + SUBS_AT_ONCE; i++) rows_of_v(a, plan, t, i);
 #define BYTE_CALL(R, type) value_bytes_##R##_##type(a, t, first, p, out)
         BYTE_CASES
 #undef BYTE_CALL

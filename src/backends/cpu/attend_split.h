@@ -136,15 +136,15 @@ static bool soften_block(const folioi_attend_args *a, const tile_plan *plan, til
 /* Are the rows a block of few, which reads a tile once? */
 static bool has_few(const folioi_attend_args *a) { return a->rows <= FEW && !a->keys.v_in_k; }
 
-/* Scores of few rows with GROUP sub-tiles of K from sub-tile i on. What is converted in parts is multiplied part by part:
+/* Scores of few rows with SUBS_AT_ONCE sub-tiles of K from sub-tile i on. What is converted in parts is multiplied part by part:
  * it stays in the nearest cache, and conversions overlap with products. */
-static void score_group(const folioi_attend_args *a, const tile_plan *plan, tile *t,
-                        const row_block *b, int i, float *s)
+static void score_subs(const folioi_attend_args *a, const tile_plan *plan, tile *t,
+                       const row_block *b, int i, float *s)
 {
     int seen = t->first / SUB, first = i < seen ? seen : i, last = i;
-    key_rows r[GROUP];
+    key_rows r[SUBS_AT_ONCE];
     bool parts = plan->k.in_parts;
-    for (int j = first; j < i + GROUP && j * SUB < t->n; j++, last = j)
+    for (int j = first; j < i + SUBS_AT_ONCE && j * SUB < t->n; j++, last = j)
         if (parts) parts = find_k(a, plan, t, j, &r[j - i]);
     const int32_t part = parts ? part_of(plan, (int64_t)folio_dtype_size(t->kv), false) : a->k_dims;
     for (int32_t d = 0; d < a->k_dims; d += part) {
@@ -170,10 +170,10 @@ static void attend_few(const folioi_attend_args *a, const tile_plan *plan, tile 
 #if defined(DOT_BF16)
     if (t->bytes) block_score_bytes(a, plan, t, &b, s);
 #else
-    for (int i = 0; t->words && i < SUBS; i += GROUP) score_group_words(a, plan, t, i, s);
+    for (int i = 0; t->words && i < SUBS; i += SUBS_AT_ONCE) score_subs_words(a, plan, t, i, s);
 #endif
-    for (int32_t i = b.from / SUB / GROUP * GROUP; i * SUB < b.to; i += GROUP)
-        if (!t->bytes && !t->words) score_group(a, plan, t, &b, i, s);
+    for (int32_t i = b.from / SUB / SUBS_AT_ONCE * SUBS_AT_ONCE; i * SUB < b.to; i += SUBS_AT_ONCE)
+        if (!t->bytes && !t->words) score_subs(a, plan, t, &b, i, s);
     if (soften_block(a, plan, t, &b, false, s)) return;
 #if defined(DOT_BF16)
     if (t->bytes && t->values == UNKNOWN) {

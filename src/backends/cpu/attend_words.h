@@ -26,7 +26,7 @@ INLINE void load_two(const int type, const bool words, const char *from, int64_t
     }
 }
 
-/* Scores of R rows with the keys of GROUP sub-tiles from `first` on; steps of two dims, `unit` bytes apart. */
+/* Scores of R rows with the keys of SUBS_AT_ONCE sub-tiles from `first` on; steps of two dims, `unit` bytes apart. */
 INLINE void score_words(const folioi_attend_args *a, const int R, const int type, const bool words,
                         tile *t, int first, step_range steps, int64_t unit, float *s)
 {
@@ -108,15 +108,15 @@ INLINE void value_words(const folioi_attend_args *a, const int R, const int type
 WORD_CASES(WORD_FN)
 #undef WORD_FN
 
-/* Scores of all rows with the keys of GROUP sub-tiles from `first` on. */
-static void score_group_words(const folioi_attend_args *a, const tile_plan *plan, tile *t,
-                              int first, float *s)
+/* Scores of all rows with the keys of SUBS_AT_ONCE sub-tiles from `first` on. */
+static void score_subs_words(const folioi_attend_args *a, const tile_plan *plan, tile *t, int first,
+                             float *s)
 {
     const key_side *side = &plan->k;
     const bool transposes = side->form == AS_UNITS, words = side->form != AS_COLUMNS;
     const int32_t part = transposes ? part_of(plan, 2, true) : a->k_dims;
-    key_rows r[GROUP];
-    for (int i = 0; i < GROUP; i++) {
+    key_rows r[SUBS_AT_ONCE];
+    for (int i = 0; i < SUBS_AT_ONCE; i++) {
         find_k(a, plan, t, first + i, &r[i]);
         t->ptrs.k[first + i] = (const float *)(const void *)r[i].four[0];
         r[i].type = FOLIO_F32; /* a word of two is transposed as one number */
@@ -124,7 +124,7 @@ static void score_group_words(const folioi_attend_args *a, const tile_plan *plan
     for (int32_t d = 0; d < a->k_dims; d += part) {
         int32_t n = a->k_dims - d < part ? a->k_dims - d : part;
         step_range steps = {d / 2, n / 2};
-        for (int i = 0; transposes && i < GROUP; i++)
+        for (int i = 0; transposes && i < SUBS_AT_ONCE; i++)
             convert_k(plan, t, first + i, &r[i], n / 2, k_scratch(a, i));
 #define CASE(R, type)                                                                              \
     if (a->rows == R && t->kv == type)                                                             \

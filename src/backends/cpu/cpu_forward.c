@@ -58,7 +58,7 @@ folioi_cpu_memory folioi_cpu_memory_of(const folioi_schedule_limits *l,
                                        const folio_attention_desc *a, char *base)
 {
     folioi_cpu_memory m = {
-        .rows = l->tile_queries * l->group,
+        .rows = l->tile_queries * l->heads_per_kv,
         .k_dims = a->k_head_size,
         .v_dims = a->v_head_size,
     };
@@ -129,13 +129,13 @@ static void load_rotated(const work *w, const folioi_attend_kernel *kernel)
     const folioi_call *call = w->job->call;
     const folio_attention_desc *a = call->attention;
     const folio_tensor *q = &call->tensors.q;
-    int32_t group = a->num_heads / a->num_kv_heads, dims = a->k_head_size;
+    int32_t heads_per_kv = a->num_heads / a->num_kv_heads, dims = a->k_head_size;
     int64_t elem = (int64_t)folio_dtype_size(q->dtype), from[FOLIOI_STRIP_ROWS];
     char *rotated = (char *)w->s.k_tile;
     for (int32_t first = 0; first < w->num_rows; first += FOLIOI_STRIP_ROWS) {
         int32_t n = (int32_t)min_i64(w->num_rows - first, FOLIOI_STRIP_ROWS);
         for (int32_t r = 0; r < n; r++) {
-            int64_t i = w->item->first_query + (first + r) / group;
+            int64_t i = w->item->first_query + (first + r) / heads_per_kv;
             from[r] = (int64_t)r * dims;
             w->job->kernels->rotate(rotated + from[r] * elem,
                                     (const char *)q->data + w->s.q_at[first + r] * elem, q->dtype,
@@ -146,16 +146,16 @@ static void load_rotated(const work *w, const folioi_attend_kernel *kernel)
     }
 }
 
-/* Row r is query first_query + r / group under head kv_head * group + r % group. */
+/* Row r is query first_query + r / heads_per_kv under head kv_head * heads_per_kv + r % heads_per_kv. */
 static void load_rows(const work *w)
 {
     const folioi_call *call = w->job->call;
     const folio_attention_desc *a = call->attention;
     const folio_tensors *t = &call->tensors;
-    int32_t group = a->num_heads / a->num_kv_heads;
+    int32_t heads_per_kv = a->num_heads / a->num_kv_heads;
     for (int32_t r = 0; r < w->num_rows; r++) {
-        int64_t i = w->item->first_query + r / group;
-        int32_t head = w->kv_head * group + r % group;
+        int64_t i = w->item->first_query + r / heads_per_kv;
+        int32_t head = w->kv_head * heads_per_kv + r % heads_per_kv;
         w->s.q_at[r] = tensor_index(&t->q, w->rows.query_row + i, head);
         w->s.seen[r] = key_range(&w->rows, a, i);
         w->s.own[r] = w->rows.first_query_pos + i - w->rows.first_key_pos;
@@ -222,10 +222,10 @@ static void finish(const work *w, const folioi_state_rows *state)
     const folioi_call *call = w->job->call;
     const folio_attention_desc *a = call->attention;
     const folio_tensors *t = &call->tensors;
-    int32_t group = a->num_heads / a->num_kv_heads;
+    int32_t heads_per_kv = a->num_heads / a->num_kv_heads;
     for (int32_t r = 0; r < w->num_rows; r++) {
-        int64_t row = w->rows.query_row + w->item->first_query + r / group;
-        int32_t head = w->kv_head * group + r % group;
+        int64_t row = w->rows.query_row + w->item->first_query + r / heads_per_kv;
+        int32_t head = w->kv_head * heads_per_kv + r % heads_per_kv;
         float largest = state->max[r], sum = state->sum[r], shrink = 1.0f;
         if (largest == -INFINITY) {
             row_store_empty(call, row, head);

@@ -16,7 +16,7 @@
 #include <float.h>
 
 #define FOLIOI_TILE_ROWS                                                                           \
-    288 /* rows of one work item, where the group leaves room for more than one query */
+    288 /* rows of one work item, where the head group leaves room for more than one query */
 #define FOLIOI_TILE_KEYS 128
 #define FOLIOI_STRIP_ROWS 96 /* rows that a kernel takes through a tile together */
 #define FOLIOI_SPLIT_LEN 512
@@ -73,7 +73,7 @@ static inline folioi_soft_cap folioi_soft_cap_of(float cap)
                              .rest = (float)(rate - (double)(float)rate)};
 }
 
-/** Rows of (query x group) against keys [begin, end) of one split. */
+/** Rows of (query x head of a head group) against keys [begin, end) of one split. */
 typedef struct folioi_attend_args {
     int32_t rows, k_dims, v_dims;
     const float *q;           /* as the kernel's load_queries made it                       */

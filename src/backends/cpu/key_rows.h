@@ -463,7 +463,7 @@ INLINE void copy_as(const int type, const bool keys_are_rows, const key_rows *r,
         int32_t d = 0;
         for (; d + LANES <= width; d += LANES) {
             vec x = vec_load_as(type, row + d * elem);
-            if ((j * width + d) * elem % (GROUP * 64) == 0) fetch_ahead(next, true);
+            if ((j * width + d) * elem % (SUBS_AT_ONCE * 64) == 0) fetch_ahead(next, true);
             if (elem == 1)
                 x = vec_mul(x, keys_are_rows ? vec_set1(r->scale[j]) : vec_load(r->scale + d));
             vec_store(to + d, x);

@@ -12,10 +12,10 @@
 enum { TILE = FOLIOI_TILE_KEYS, SUB = 16, SUBS = TILE / SUB, VECS = TILE / LANES };
 
 /* Sub-tiles of four vectors of keys, and lines of 64 bytes that a step with four vectors reads. */
-enum { GROUP = 4 * LANES / SUB };
+enum { SUBS_AT_ONCE = 4 * LANES / SUB };
 
-/* Pieces of sixteen or eight tokens: of a tile, and K of the next one's first group. */
-enum { MAX_PIECES = TILE / 8 + 2 * GROUP };
+/* Pieces of sixteen or eight tokens: of a tile, and K of the next one's first sub-tiles. */
+enum { MAX_PIECES = TILE / 8 + 2 * SUBS_AT_ONCE };
 
 /* K or V to be fetched, piece by piece. */
 typedef struct {
@@ -26,7 +26,7 @@ typedef struct {
     int32_t bytes;       /* of a row, or of its part                               */
     int32_t width;       /* lines at a time, of as many rows: 1, 2 or 4            */
     bool side_by_side;   /* `width` pieces are read together, line by line         */
-    int32_t group;       /* else pieces that are read part by part: the first part */
+    int32_t at_once;     /* else pieces that are read part by part: the first part */
     int32_t parts;       /* of all of them, then the next                          */
     int64_t part_stride; /* bytes                                                  */
     bool near;           /* to L1 where rows are few, else to L2                   */
@@ -37,7 +37,7 @@ typedef struct {
     int32_t width, step, offset, end; /* lines at from[i] + offset, i < width, are next */
     fetch_side k, v;
     const fetch_side *side; /* under way: K of the tile, its V, then the next K */
-    int32_t first, last;    /* pieces of the group under way                    */
+    int32_t first, last;    /* pieces read together, under way                  */
     int32_t piece, part, row;
     int32_t num_k;   /* pieces of K, the next tile's included        */
     bool alternates; /* a piece of K, its V, the next piece of K ... */
@@ -62,7 +62,7 @@ static void start_piece(ahead *f, const fetch_side *s, int32_t piece)
     int32_t num = s == &f->v ? s->num : piece < s->num ? s->num : f->num_k;
     f->side = s;
     f->piece = f->first = piece;
-    f->last = min_i32(piece + s->group, num);
+    f->last = min_i32(piece + s->at_once, num);
     f->part = f->row = f->offset = 0;
     f->width = piece < num ? s->width : 0; /* 0: nothing is left */
     f->end = s->bytes;
@@ -81,7 +81,7 @@ static void start_lines(ahead *f)
                                      : from + i * (s->rows > 1 ? s->row_stride : 64);
 }
 
-/* Go on to the next rows, piece, part or group. */
+/* Go on to the next rows, piece or part. */
 static void step_lines(ahead *f)
 {
     const fetch_side *s = f->side;

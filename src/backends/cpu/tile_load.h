@@ -317,7 +317,7 @@ INLINE bool shape_pieces(const key_side *side, int64_t elem, int32_t block_size,
     int32_t all = (int32_t)(side->dims * elem);
     part = part < all ? part : all;
     s->parts = (all + part - 1) / part;
-    s->group = GROUP * SUB / chunk;
+    s->at_once = SUBS_AT_ONCE * SUB / chunk;
     s->rows = 1;
     s->row_stride = 0;
     s->bytes = chunk * part;
@@ -369,7 +369,11 @@ INLINE void add_pieces(const folioi_attend_args *a, const tile_plan *plan,
  * products of what it made both fetch. And how many lines they are ahead: what L1 holds beside what is computed, more
  * where conversions read in bursts.
  */
-enum { HALF = GROUP > 1 ? GROUP / 2 : 1, LEAD = 32 * GROUP, FAR_LEAD = 52 * GROUP };
+enum {
+    HALF = SUBS_AT_ONCE > 1 ? SUBS_AT_ONCE / 2 : 1,
+    LEAD = 32 * SUBS_AT_ONCE,
+    FAR_LEAD = 52 * SUBS_AT_ONCE
+};
 
 /* Lines at a time, for many rows: at every step of a block of rows, with K two vectors of keys, with V two of dims. */
 static int32_t many_lines(const folioi_attend_args *a, int64_t elem)
@@ -405,11 +409,11 @@ static void look_ahead(const folioi_attend_args *a, const tile_plan *plan, const
     f->k.near &= a->deep_l1;
     if (!keys->v_in_k) f->v.near &= a->deep_l1;
     f->alternates = !few && !t->bytes;
-    if (!few) f->k.group = f->v.group = 1;
+    if (!few) f->k.at_once = f->v.at_once = 1;
     f->k.side_by_side = few && in_place;
     f->v.side_by_side = false;
-    f->k.width = t->bytes ? 4 : !few ? many_lines(a, elem) : in_place ? GROUP : HALF;
-    f->v.width = !few ? f->k.width : v_in_place ? GROUP : HALF;
+    f->k.width = t->bytes ? 4 : !few ? many_lines(a, elem) : in_place ? SUBS_AT_ONCE : HALF;
+    f->v.width = !few ? f->k.width : v_in_place ? SUBS_AT_ONCE : HALF;
     int32_t num = 0;
     int32_t of_v = keys->v_in_k ? 0 : pieces;
     add_pieces(a, plan, &a->prefetch[0], few ? t->t0 : t->t0 + (int64_t)TILE, pieces, of_v, f,
@@ -418,7 +422,7 @@ static void look_ahead(const folioi_attend_args *a, const tile_plan *plan, const
     f->k.num = num;
     f->v.num = keys->v_in_k ? 0 : num;
     if (few && num == pieces) {
-        int32_t more = pieces + GROUP * SUB / chunk;
+        int32_t more = pieces + SUBS_AT_ONCE * SUB / chunk;
         add_pieces(a, plan, &a->prefetch[0], t->t0 + (int64_t)TILE, more, 0, f, &num);
         add_pieces(a, plan, &a->prefetch[1], a->prefetch[1].key, more, 0, f, &num);
     }

@@ -20,8 +20,8 @@ constexpr int SHARED_QUERIES = 4;
 /* Blocks of a launch: `tiles` of `queries` rows of out each, for sequences with many; then one for each `few` rows. */
 struct block_roles {
     int32_t tiles, queries, few;
-    int32_t heads;      /* of a group, in one block */
-    int32_t head_parts; /* blocks that have a group */
+    int32_t heads;      /* of a head group, in one block */
+    int32_t head_parts; /* blocks that have a head group */
 };
 
 /*
@@ -343,10 +343,10 @@ __global__ void __launch_bounds__(tile_shape<DIMS>::THREADS, 1)
     tile_memory<DIMS> &tile = *(tile_memory<DIMS> *)memory;
     row r = {&l, &step};
     int32_t units = l.num_kv_heads * roles.head_parts, unit = (int32_t)blockIdx.x % units;
-    int32_t group = l.num_heads / l.num_kv_heads, part = unit % roles.head_parts;
+    int32_t heads_per_kv = l.num_heads / l.num_kv_heads, part = unit % roles.head_parts;
     r.kv_head = unit / roles.head_parts;
-    int32_t first_head = r.kv_head * group + part * roles.heads;
-    int32_t heads = min(roles.heads, (r.kv_head + 1) * group - first_head);
+    int32_t first_head = r.kv_head * heads_per_kv + part * roles.heads;
+    int32_t heads = min(roles.heads, (r.kv_head + 1) * heads_per_kv - first_head);
     for (int32_t i = (int32_t)threadIdx.x; i < tile_shape<DIMS>::KEYS * DIMS;
          i += (int32_t)blockDim.x)
         if (i % DIMS >= l.k_dims)
@@ -382,11 +382,12 @@ template <int DIMS> static cudaError_t launch(const folioi_cuda_run *run)
 {
     using S = tile_shape<DIMS>;
     const folioi_cuda_layer *l = run->layer;
-    int32_t group = l->num_heads / l->num_kv_heads, bytes = (int32_t)sizeof(tile_memory<DIMS>);
+    int32_t heads_per_kv = l->num_heads / l->num_kv_heads,
+            bytes = (int32_t)sizeof(tile_memory<DIMS>);
     int64_t rows = run->step->out_rows;
     block_roles roles = {};
-    roles.heads = group < S::ROWS ? group : S::ROWS;
-    roles.head_parts = (int32_t)ceil_div(group, roles.heads);
+    roles.heads = heads_per_kv < S::ROWS ? heads_per_kv : S::ROWS;
+    roles.head_parts = (int32_t)ceil_div(heads_per_kv, roles.heads);
     roles.queries = S::ROWS / roles.heads;
     roles.tiles = (int32_t)ceil_div(rows, roles.queries);
     roles.few = (int32_t)ceil_div(rows, 1024);

@@ -3,7 +3,7 @@
  * that compute with rows of tokens copy units to shared memory and transpose them there. The units of 8 tokens and of the dims in
  * 16 bytes lie where these tokens' numbers of these dims will lie, so each such matrix is transposed in place, in few registers.
  *
- * place(row, chunk): where 16 bytes of a token's row are in shared memory. A warp has GROUPS of 8 tokens.
+ * place(row, chunk): where 16 bytes of a token's row are in shared memory. A warp has BANDS of 8 tokens.
  */
 #ifndef FOLIOI_CUDA_TRANSPOSE_H
 #define FOLIOI_CUDA_TRANSPOSE_H
@@ -11,16 +11,16 @@
 #include "backends/cuda/instructions.h"
 #include "backends/cuda/warp.h"
 
-/* Units on their way: `dims` of them, `step` bytes apart, from `from` to group lane % GROUPS; 0: zeros. */
-template <int BYTES, int GROUPS, typename PLACE>
+/* Units on their way: `dims` of them, `step` bytes apart, from `from` to band lane % BANDS; 0: zeros. */
+template <int BYTES, int BANDS, typename PLACE>
 static __device__ __forceinline__ void copy_units(PLACE place, uint64_t from, int dims,
                                                   int64_t step, const void *anywhere)
 {
     constexpr int PACK = 16 / BYTES;
-    int lane = threadIdx.x & 31, group = lane % GROUPS;
+    int lane = threadIdx.x & 31, band = lane % BANDS;
 #pragma unroll 1
-    for (int d = lane / GROUPS; d < dims; d += 32 / GROUPS) {
-        uint32_t to = place(8 * group + d % PACK * BYTES / 2, d / PACK);
+    for (int d = lane / BANDS; d < dims; d += 32 / BANDS) {
+        uint32_t to = place(8 * band + d % PACK * BYTES / 2, d / PACK);
         if (BYTES == 1) to += d % 2 * 8;
         cp_async<8 * BYTES>(to, from ? (const void *)(from + d * step) : anywhere,
                             from ? 8 * BYTES : 0);
@@ -38,20 +38,20 @@ static __device__ __forceinline__ uint32_t part_bytes(uint32_t x)
 }
 
 /*
- * Transpose a group's units, `chunks` of 16 bytes of each row. Numbers of tokens outside of [low, high), and from dim `dims` on,
+ * Transpose a band's units, `chunks` of 16 bytes of each row. Numbers of tokens outside of [low, high), and from dim `dims` on,
  * become zeros. All lanes' copies have to be there; the caller sees to it, and to a barrier behind.
  */
 template <int BYTES, typename PLACE>
-static __device__ __forceinline__ void transpose_units(PLACE place, int group, int chunks, int dims,
+static __device__ __forceinline__ void transpose_units(PLACE place, int band, int chunks, int dims,
                                                        int low, int high)
 {
     int lane = threadIdx.x & 31, g = lane / 4, t = lane & 3;
-    int token = 8 * group + (BYTES == 2 ? g : g % 4 * 2 + g / 4);
+    int token = 8 * band + (BYTES == 2 ? g : g % 4 * 2 + g / 4);
     bool inside = token >= low && token < high;
 #pragma unroll 1
     for (int first = 0; first < chunks; first += 4) {
         uint32_t x[4];
-        ldmatrix_trans(x, place(8 * group + lane % 8, min(first + lane / 8, chunks - 1)));
+        ldmatrix_trans(x, place(8 * band + lane % 8, min(first + lane / 8, chunks - 1)));
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < 4; i++) {

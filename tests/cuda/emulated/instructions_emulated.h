@@ -180,12 +180,12 @@ static inline void __syncthreads(place at = place::here())
     machine_named_barrier(0, (int)blockDim.x, true, at);
 }
 
-static inline void group_sync(int barrier, int threads, place at = place::here())
+static inline void named_sync(int barrier, int threads, place at = place::here())
 {
     machine_named_barrier(barrier, threads, true, at);
 }
 
-static inline void group_arrive(int barrier, int threads, place at = place::here())
+static inline void named_arrive(int barrier, int threads, place at = place::here())
 {
     machine_named_barrier(barrier, threads, false, at);
 }

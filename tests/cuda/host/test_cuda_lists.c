@@ -40,7 +40,7 @@ static folioi_prefill_list draw_list(const folioi_cuda_seq *seqs, const folioi_c
     folioi_prefill_list list = {.seqs = seqs,
                                 .counts = counts,
                                 .shape = {.queries = 1 + draw(128),
-                                          .group = 1 + draw(draw(2) ? 8 : 40),
+                                          .heads_per_kv = 1 + draw(draw(2) ? 8 : 40),
                                           .decode_rows = draw(2) ? 16 : draw(9),
                                           .window_left = draw(2) ? -1 : draw(500),
                                           .window_right = draw(2) ? -1 : draw(500),
@@ -61,7 +61,7 @@ static folioi_prefill_list draw_list(const folioi_cuda_seq *seqs, const folioi_c
 
 static bool is_listed(const folioi_prefill_list *list, int32_t seq)
 {
-    return list->seqs[seq].query_len * list->shape.group > list->shape.decode_rows;
+    return list->seqs[seq].query_len * list->shape.heads_per_kv > list->shape.decode_rows;
 }
 
 static int by_tile_and_part(const void *a, const void *b)
@@ -82,7 +82,8 @@ static int32_t check_tile(const folioi_prefill_list *list, int32_t seq, int32_t 
     int32_t num_parts = parts[0].num_parts, at = t.begin;
     int64_t cut = FOLIOI_PREFILL_CUT;
     if (shape->split_len > 0) { /* what the batch is like does not matter */
-        cut = (int64_t)shape->split_len * prefill_stride((int64_t)s->query_len * shape->group);
+        cut =
+            (int64_t)shape->split_len * prefill_stride((int64_t)s->query_len * shape->heads_per_kv);
         bool is_cut = s->query_len <= shape->queries && t.end > t.begin;
         CHECK_INT(num_parts, is_cut ? (t.end - 1) / cut - t.begin / cut + 1 : 1);
     }
@@ -114,7 +115,7 @@ static void check_places(const folioi_prefill_list *list, const folioi_prefill_i
     for (int32_t i = 0; i < list->head->num_items; i++) {
         const folioi_prefill_item *t = &items[i];
         if (t->num_parts == 1) continue;
-        int64_t count = (int64_t)t->num_queries * list->shape.group;
+        int64_t count = (int64_t)t->num_queries * list->shape.heads_per_kv;
         int64_t first = t->store + t->part * count;
         REQUIRE_TEST(first >= 0 && first + count <= list->head->num_rows);
         for (int64_t r = first; r < first + count; r++) CHECK_INT(rows[r]++, 0);
@@ -192,7 +193,7 @@ static int32_t parts_on(int32_t num_at_once, int32_t num_alone, int32_t n, int32
     folioi_prefill_list list = {.seqs = seqs,
                                 .counts = &counts,
                                 .shape = {.queries = 32,
-                                          .group = 4,
+                                          .heads_per_kv = 4,
                                           .window_left = -1,
                                           .window_right = -1,
                                           .num_at_once = num_at_once,
@@ -227,7 +228,7 @@ TEST(cuda_lists, one_tile_has_room_for_its_parts)
         folioi_prefill_list list = {.seqs = &seq,
                                     .counts = &counts,
                                     .shape = {.queries = 128,
-                                              .group = 1,
+                                              .heads_per_kv = 1,
                                               .window_left = -1,
                                               .window_right = -1,
                                               .num_at_once = 60,
@@ -343,7 +344,7 @@ TEST(cuda_lists, every_decode_key_once)
     for (int32_t i = 0; i < 1 << 16; i++) blocks[i] = i * 7 % 65537;
     for (int round = 0; round < 20000; round++) {
         int32_t n = draw(40), k = 0, stores = 0;
-        folioi_decode_rule rule = {.group = 1 + draw(4),
+        folioi_decode_rule rule = {.heads_per_kv = 1 + draw(4),
                                    .max_rows = 16,
                                    .num_shares = 1 + draw(132),
                                    .split_len = draw(3) ? 0 : 512,

@@ -312,9 +312,11 @@ extern "C" void folioi_cuda_decode_clusters(folioi_cuda_limits *l)
 extern "C" void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan, const folioi_cuda_limits *l)
 {
     const folioi_cuda_layer *prototype = &l->prototype;
-    int group = prototype->num_heads / prototype->num_kv_heads, heads = prototype->num_kv_heads;
+    int heads_per_kv = prototype->num_heads / prototype->num_kv_heads,
+        heads = prototype->num_kv_heads;
     *plan = {};
-    int64_t rows = min_i64(l->max_query_len, max_i64(l->decode_rows / group, 1)) * group;
+    int64_t rows =
+        min_i64(l->max_query_len, max_i64(l->decode_rows / heads_per_kv, 1)) * heads_per_kv;
     plan->max_rows = (int32_t)(rows > 16 ? 16 : round_up(rows, 2));
     plan->sm = l->sm;
     plan->cluster = l->cluster;
@@ -370,7 +372,7 @@ static void fill_args(decode_args *a, const folioi_cuda_run *run,
     a->partials = (float *)(run->workspace + plan->counter_bytes);
     a->out_rows = step->out_rows;
     a->max_rows = plan->max_rows;
-    a->group = y->num_heads / y->num_kv_heads;
+    a->heads_per_kv = y->num_heads / y->num_kv_heads;
     a->kv_bytes = dtype_is_16_bit(a->layer.kv_dtype) ? 2 : 1;
     a->copy_bytes = widest_copy(&a->layer, a->kv_bytes);
     a->k_copies = y->k_dims * a->kv_bytes / a->copy_bytes;

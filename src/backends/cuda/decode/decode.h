@@ -23,7 +23,8 @@ typedef enum folioi_cuda_early {
 typedef struct folioi_cuda_decode_plan {
     int32_t num_shares, split_len;
     int32_t cluster, cluster_seqs; /* as folioi_decode_rule has them */
-    int32_t max_rows; /* sequences with more rows (query_len * group) are left to other kernels */
+    int32_t
+        max_rows; /* sequences with more rows (query_len * heads_per_kv) are left to other kernels */
     int64_t max_items, max_stores;
     size_t schedule_bytes, workspace_bytes;
     size_t counter_bytes; /* the workspace begins with room for them */

@@ -29,7 +29,7 @@ typedef struct decode_args {
     int32_t *counters; /* [seq][kv head][row block] */
     float *partials;   /* [store][kv head][max_rows][v_dims], then m and l, each [max_rows] */
     int64_t out_rows;  /* padding included */
-    int32_t max_rows, row_blocks, group, num_warps, num_stages;
+    int32_t max_rows, row_blocks, heads_per_kv, num_warps, num_stages;
     int32_t k_stride, v_stride, stage_bytes; /* in shared memory, bytes */
     int32_t copy_bytes, kv_bytes;
     int32_t k_copies, v_copies;    /* copies per row */

@@ -163,8 +163,8 @@ struct out_place {
 static __device__ __forceinline__ out_place place_of(const decode_args &a, const folioi_cuda_seq &s,
                                                      int kv_head, int row)
 {
-    int i = s.query_len > 1 ? row / a.group : 0;
-    return {s.query_row + i, kv_head * a.group + row - i * a.group};
+    int i = s.query_len > 1 ? row / a.heads_per_kv : 0;
+    return {s.query_row + i, kv_head * a.heads_per_kv + row - i * a.heads_per_kv};
 }
 
 static __device__ __forceinline__ int64_t out_index(const decode_args &a, out_place at)

@@ -103,7 +103,7 @@ static __device__ __forceinline__ void seek_item(const decode_args &a, const blo
         c.tile = first_tile(a, c.low, warp);
         if (c.tile >= c.high) continue;
         const folioi_cuda_seq *s = &item->sequence;
-        if (first_row >= s->query_len * a.group) continue;
+        if (first_row >= s->query_len * a.heads_per_kv) continue;
         c.table = s->table;
         c.num_used = 0;
         if (!KV) {
@@ -232,9 +232,9 @@ static __device__ __noinline__ void transpose_side(uint32_t at, int stride, int 
                                                    int low, int high)
 {
     auto place = [=](int t, int chunk) { return at + t * stride + chunk * 16; };
-    for (int group = 0; group < 2; group++)
-        if (kv_bytes == 2) transpose_units<2>(place, group, dims / 8, dims, low, high);
-        else transpose_units<1>(place, group, (dims + 15) / 16, dims, low, high);
+    for (int band = 0; band < 2; band++)
+        if (kv_bytes == 2) transpose_units<2>(place, band, dims / 8, dims, low, high);
+        else transpose_units<1>(place, band, (dims + 15) / 16, dims, low, high);
 }
 
 static __device__ __forceinline__ void transpose_flexible(const decode_args &a,
@@ -549,7 +549,7 @@ static __device__ __forceinline__ void copy_scales(const decode_args &a, const c
     cp_async<4>(shared_address(sh.scales + stage * 32 + lane), from, valid ? 4 : 0);
 }
 
-/* Start the copies of the cursor's tile into a stage, as one group, and move on. */
+/* Start the copies of the cursor's tile into a stage, as one batch, and move on. */
 template <int DIMS, int KV, folioi_cuda_form FORM, bool STORES>
 static __device__ __forceinline__ void fetch(const decode_args &a, cursor &c,
                                              const block_shared &sh, int stage, int kv_head,

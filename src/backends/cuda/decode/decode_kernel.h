@@ -78,7 +78,7 @@ static __device__ __forceinline__ int start_tile(const decode_args &a, const blo
     if constexpr (!HAS_BULK_COPIES || !(I::PAGED || is_xpacked(I::FORM)) || I::INT8) return 0;
     const folioi_decode_item &item = sh.share->kept[0];
     int lane = threadIdx.x & 31, tile = first_tile(a, item.begin, warp);
-    if (warp == 0 && lane / 4 < item.sequence.query_len * a.group && lane % 4 < I::VMAX / 64)
+    if (warp == 0 && lane / 4 < item.sequence.query_len * a.heads_per_kv && lane % 4 < I::VMAX / 64)
         prefetch(q_row(a, item.sequence, lane / 4, kv_head) + lane % 4 * 64);
     if (I::STORES && a.stores && warp == 1 && lane < I::VMAX / 32) /* lines of a new row */
         prefetch(new_unit<I::VMAX>(a, item.sequence.new_row, kv_head, 8 * lane));
@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
         int num_rows;
         {
             const folioi_decode_item &item = *item_at(a, sh, n);
-            num_rows = min(item.sequence.query_len * a.group - first_row, 8 * NT);
+            num_rows = min(item.sequence.query_len * a.heads_per_kv - first_row, 8 * NT);
             tile.low = item.begin;
             tile.high = item.end;
             tile.tile = first_tile(a, tile.low, warp);

@@ -12,8 +12,8 @@ static __device__ __forceinline__ const uint16_t *q_row(const decode_args &a,
                                                         const folioi_cuda_seq &s, int r,
                                                         int kv_head)
 {
-    int i = s.query_len > 1 ? r / a.group : 0;
-    int h = kv_head * a.group + r - i * a.group;
+    int i = s.query_len > 1 ? r / a.heads_per_kv : 0;
+    int h = kv_head * a.heads_per_kv + r - i * a.heads_per_kv;
     return (const uint16_t *)a.layer.q.data + (s.query_row + i) * a.layer.q.token +
            h * a.layer.q.head;
 }
@@ -28,7 +28,7 @@ static __device__ __forceinline__ void load_q(const decode_args &a, const folioi
                                               uint32_t q[DIMS / 16][NT][2])
 {
     constexpr bool PACKED = fixed_form(DIMS, 2, FORM) == PACKED_TILE;
-    int lane = threadIdx.x & 31, t = lane & 3, rows = s.query_len * a.group - first_row;
+    int lane = threadIdx.x & 31, t = lane & 3, rows = s.query_len * a.heads_per_kv - first_row;
 #pragma unroll
     for (int n = 0; n < NT; n++) {
         int r = 8 * n + lane / 4;
@@ -93,7 +93,7 @@ static __device__ __forceinline__ void load_q_8(const decode_args &a, const foli
                                                 int first_row, int kv_head,
                                                 uint32_t q[DIMS / 16][NT][2], float factor[NT])
 {
-    int lane = threadIdx.x & 31, t = lane & 3, rows = s.query_len * a.group - first_row;
+    int lane = threadIdx.x & 31, t = lane & 3, rows = s.query_len * a.heads_per_kv - first_row;
     bool bf16 = a.layer.dtype == FOLIO_BF16;
 #pragma unroll
     for (int n = 0; n < NT; n++) {

@@ -83,7 +83,8 @@ static __device__ __forceinline__ void start_options(const decode_args &a, const
 {
     int r = threadIdx.x;
     if (r >= num_rows) return;
-    int i = (first_row + r) / a.group, h = kv_head * a.group + (first_row + r) % a.group;
+    int i = (first_row + r) / a.heads_per_kv,
+        h = kv_head * a.heads_per_kv + (first_row + r) % a.heads_per_kv;
     const int64_t *strides = a.layer.bias.strides;
     sh.options[r].slope = a.layer.slopes != NULL ? a.layer.slopes[h] : 0.0f;
     sh.options[r].own = s.first_query_pos + i - s.first_key_pos;
@@ -98,11 +99,12 @@ static __device__ __forceinline__ void load_options(const decode_args &a, const 
 {
 #pragma unroll
     for (int row = 0; row < 2 * NT; row++) {
-        int r = first_row + min(row_of(threadIdx.x & 3, row), num_rows - 1), i = r / a.group;
+        int r = first_row + min(row_of(threadIdx.x & 3, row), num_rows - 1), i = r / a.heads_per_kv;
         int64_t own = s.first_query_pos + i - s.first_key_pos;
         opt.own[row] = (int)max(min(own, (int64_t)1 << 30), -((int64_t)1 << 30));
-        opt.slope[row] =
-            a.layer.slopes != NULL ? a.layer.slopes[kv_head * a.group + r - i * a.group] : 0.0f;
+        opt.slope[row] = a.layer.slopes != NULL
+                             ? a.layer.slopes[kv_head * a.heads_per_kv + r - i * a.heads_per_kv]
+                             : 0.0f;
     }
 }
 
@@ -170,7 +172,7 @@ static __device__ __forceinline__ bool finish_scores(const decode_args &a, const
     for (int row = 0; row < 2 * NT; row++) {
         int r = row_of(t, row);
         bool real = r < num_rows;
-        if (!whole && seq.query_len > 1) seen = seen_keys(a, seq, (first_row + r) / a.group);
+        if (!whole && seq.query_len > 1) seen = seen_keys(a, seq, (first_row + r) / a.heads_per_kv);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             int n = row / 2, e = row % 2 + 2 * half;

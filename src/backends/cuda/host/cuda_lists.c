@@ -14,7 +14,7 @@ static folioi_cuda_list list_of(const folioi_plan_shape *shape, const folioi_cud
                                 folio_attention_type type)
 {
     const folio_plan_desc *d = &shape->desc;
-    int32_t group = prototype->num_heads / prototype->num_kv_heads;
+    int32_t heads_per_kv = prototype->num_heads / prototype->num_kv_heads;
     folioi_cuda_list list;
     memset(&list, 0, sizeof list); /* limits are compared as bytes */
     folioi_cuda_limits *l = &list.limits;
@@ -35,10 +35,10 @@ static folioi_cuda_list list_of(const folioi_plan_shape *shape, const folioi_cud
         folioi_cuda_decode_clusters(l);
     /* with fewer blocks the second fragment of rows takes longer than prefill */
     if (decode_is_clustered(l->cluster_seqs, d->max_seqs, d->max_seq_len))
-        list.prefill.shape.decode_rows = l->cluster < 16 && group <= 8 ? 8 : 16;
+        list.prefill.shape.decode_rows = l->cluster < 16 && heads_per_kv <= 8 ? 8 : 16;
     l->decode_rows = list.prefill.shape.decode_rows;
     list.limit.query_len = l->max_query_len;
-    list.limit.prefills = l->max_query_len * group > l->decode_rows;
+    list.limit.prefills = l->max_query_len * heads_per_kv > l->decode_rows;
     folioi_cuda_decode_init(&list.decode, l);
     if (l->decode_rows > 0) list.limit.decode_rows = list.decode.max_rows;
     list.limit.clustered = decode_is_clustered(l->cluster_seqs, d->max_seqs, d->max_seq_len);
@@ -109,7 +109,7 @@ void folioi_cuda_lists_init(folioi_cuda_plan *p)
 
 static folioi_decode_rule rule_of(const folioi_cuda_plan *p, const folioi_cuda_list *list)
 {
-    return (folioi_decode_rule){.group = list->prefill.shape.group,
+    return (folioi_decode_rule){.heads_per_kv = list->prefill.shape.heads_per_kv,
                                 .max_rows = list->decode.max_rows,
                                 .num_shares = list->decode.num_shares,
                                 .split_len = list->decode.split_len,
@@ -161,7 +161,8 @@ static folioi_cuda_work work_of(const folioi_prefill_shape *shape, const folioi_
     folioi_cuda_work work = {0, 0, false, false, {0, 0, 0, 0}};
     int64_t num_prefills = 0, tiles = 0, keys = 0;
     for (int64_t i = 0; i < num_seqs; i++) {
-        int32_t rows = (int32_t)min_i64((int64_t)seqs[i].query_len * shape->group, INT32_MAX);
+        int32_t rows =
+            (int32_t)min_i64((int64_t)seqs[i].query_len * shape->heads_per_kv, INT32_MAX);
         work.query_len = max_i64(work.query_len, seqs[i].query_len);
         if (rows > shape->decode_rows) {
             work.prefills = true;

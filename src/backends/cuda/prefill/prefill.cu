@@ -48,14 +48,15 @@ bool folioi_prefill_aligned(const folioi_cuda_layer *l)
 
 /* How many tiles of `rows` rows compute one of the list for a kv head. */
 typedef struct tile_pieces {
-    int32_t heads, head_parts; /* query heads of one, and tiles a group needs */
+    int32_t heads, head_parts; /* query heads of one, and tiles a head group needs */
     int32_t pieces;            /* of the queries                              */
 } tile_pieces;
 
-static tile_pieces pieces_of(int32_t rows, int32_t group, int32_t queries)
+static tile_pieces pieces_of(int32_t rows, int32_t heads_per_kv, int32_t queries)
 {
-    int32_t heads = group < rows ? group : rows;
-    return {heads, (int32_t)ceil_div(group, heads), (int32_t)ceil_div(queries, rows / heads)};
+    int32_t heads = heads_per_kv < rows ? heads_per_kv : rows;
+    return {heads, (int32_t)ceil_div(heads_per_kv, heads),
+            (int32_t)ceil_div(queries, rows / heads)};
 }
 
 /* Lengths at which a batch-invariant plan cuts the keys of up to 32 rows: no more than 16 parts. */
@@ -69,7 +70,7 @@ static int64_t units_of(const folioi_cuda_line *line, const folioi_cuda_layer *p
                         const folioi_prefill_shape *shape)
 {
     const folioi_prefill_line *l = (const folioi_prefill_line *)line;
-    tile_pieces p = pieces_of(l->rows, shape->group, shape->queries);
+    tile_pieces p = pieces_of(l->rows, shape->heads_per_kv, shape->queries);
     return prototype->num_kv_heads * ceil_div(prototype->v_dims, l->values) * p.head_parts *
            p.pieces;
 }
@@ -85,14 +86,14 @@ void folioi_cuda_prefill_init(folioi_cuda_prefill_plan *plan, const folioi_cuda_
         chain.lines[0] = &folioi_prefill_flexible[0].line; /* not launched */
     const folioi_prefill_line *first = (const folioi_prefill_line *)chain.lines[0];
     folioi_prefill_shape *shape = &plan->shape;
-    shape->group = prototype->num_heads / prototype->num_kv_heads;
-    shape->queries = shape->group < first->rows ? first->rows / shape->group : 1;
-    if (shape->group <= FOLIOI_DECODE_MAX_ROWS && !prototype->v_in_k)
-        shape->decode_rows = (int32_t)max_i64(shape->group, first->decode_rows);
+    shape->heads_per_kv = prototype->num_heads / prototype->num_kv_heads;
+    shape->queries = shape->heads_per_kv < first->rows ? first->rows / shape->heads_per_kv : 1;
+    if (shape->heads_per_kv <= FOLIOI_DECODE_MAX_ROWS && !prototype->v_in_k)
+        shape->decode_rows = (int32_t)max_i64(shape->heads_per_kv, first->decode_rows);
     shape->window_left = prototype->window_left;
     shape->window_right = prototype->window_right;
-    int32_t units =
-        prototype->num_kv_heads * pieces_of(first->rows, shape->group, shape->queries).head_parts;
+    int32_t units = prototype->num_kv_heads *
+                    pieces_of(first->rows, shape->heads_per_kv, shape->queries).head_parts;
     shape->num_at_once = (int32_t)max_i64((int64_t)l->sm.count * first->blocks / units, 1);
     shape->num_alone = (int32_t)max_i64(l->sm.count / units, 1);
     if (l->batch_invariant) shape->split_len = fixed_split_len(l->max_seq_len);
@@ -131,8 +132,8 @@ prefill_args folioi_prefill_args(const folioi_prefill_line *line, const folioi_c
     a.step = *run->step;
     a.head = folioi_cuda_prefill_head(plan);
     a.items = folioi_cuda_prefill_items(plan);
-    a.group = plan->shape.group;
-    tile_pieces pieces = pieces_of(line->rows, a.group, plan->shape.queries);
+    a.heads_per_kv = plan->shape.heads_per_kv;
+    tile_pieces pieces = pieces_of(line->rows, a.heads_per_kv, plan->shape.queries);
     a.heads = pieces.heads;
     a.head_parts = pieces.head_parts;
     a.value_parts = (int32_t)ceil_div(layer->v_dims, line->values);

@@ -1,4 +1,4 @@
-/* prefill.h: attention of sequences with many query rows: query_len * group > 16. The others are the decode family's. */
+/* prefill.h: attention of sequences with many query rows: query_len * heads_per_kv > 16. The others are the decode family's. */
 #ifndef FOLIOI_CUDA_PREFILL_H
 #define FOLIOI_CUDA_PREFILL_H
 

@@ -145,12 +145,12 @@ template <class I, int ROW_BYTES>
 static __device__ __forceinline__ void fetch_units(uint32_t to, uint64_t address, int first,
                                                    int32_t dims, int64_t step)
 {
-    constexpr int GROUPS = I::SHARE / 8;
+    constexpr int BANDS = I::SHARE / 8;
     int row0 = fresh_warp() * I::SHARE;
-    uint64_t from = __shfl_sync(ALL_LANES, address, first + fresh_lane() % GROUPS * 8);
+    uint64_t from = __shfl_sync(ALL_LANES, address, first + fresh_lane() % BANDS * 8);
     auto place = [=](int row, int chunk) { return to + chunk_at<ROW_BYTES>(row0 + row, chunk); };
     if (from & ROW_BY_DIMS)
-        copy_units<I::KV_SIZE, GROUPS>(place, from & ~7ull, dims, step * I::KV_SIZE, NULL);
+        copy_units<I::KV_SIZE, BANDS>(place, from & ~7ull, dims, step * I::KV_SIZE, NULL);
 }
 
 /* The warp's K, and its V, on their way to a stage. */
@@ -224,9 +224,9 @@ static __device__ __forceinline__ void transpose_side(const prefill_args &a, typ
     auto place = [=](int row, int chunk) { return to + chunk_at<ROW_BYTES>(row0 + row, chunk); };
     int32_t first = key0 + row0, past = min(w.end, stored_end(a.layer, sh.seq));
 #pragma unroll 1
-    for (int group = 0; group < I::SHARE / 8; group++)
-        if (reads_unit(a, w, sh.seq, first + group * 8))
-            transpose_units<I::KV_SIZE>(place, group, ROW_BYTES / 16, dims, w.begin - first,
+    for (int band = 0; band < I::SHARE / 8; band++)
+        if (reads_unit(a, w, sh.seq, first + band * 8))
+            transpose_units<I::KV_SIZE>(place, band, ROW_BYTES / 16, dims, w.begin - first,
                                         past - first);
     if (I::KV == KV_WIDE && past % 8 != 0 && past < w.end && past >= key0)
         fill_unit<I, ROW_BYTES>(a, sh, to, key0, is_v);

@@ -22,20 +22,20 @@ struct prefill_args {
     /* the workspace: prefill_parts.h */
     int32_t *counters;
     float *part_out, *part_lse;
-    int32_t room;    /* of the list                                 */
-    int32_t units;   /* of an item: what a block computes at a time */
-    int32_t enough;  /* tiles that keep all multiprocessors busy while the longest are computed */
-    int32_t group;   /* query heads of one kv head           */
-    int32_t heads;   /* of them, those of one tile           */
-    int32_t pieces;  /* that a tile of the list is computed in */
-    int32_t queries; /* of one piece                         */
-    int32_t head_parts;  /* tiles a group needs                  */
-    int32_t value_parts; /* tiles the numbers of a V row need    */
-    int32_t aligned;     /* rows may be copied in 16-byte chunks, 8-bit ones in chunks of 8 */
-    int32_t is_direct;   /* aligned, and K and V are of 16 bits: they need no widening */
-    int32_t xpacked;     /* V lies by dims                       */
-    int32_t k_by_dims;   /* and K too                            */
-    int32_t k_step;      /* bytes between 16-byte units of a row of K, but in pages */
+    int32_t room;   /* of the list                                 */
+    int32_t units;  /* of an item: what a block computes at a time */
+    int32_t enough; /* tiles that keep all multiprocessors busy while the longest are computed */
+    int32_t heads_per_kv; /* query heads of one kv head           */
+    int32_t heads;        /* of them, those of one tile           */
+    int32_t pieces;       /* that a tile of the list is computed in */
+    int32_t queries;      /* of one piece                         */
+    int32_t head_parts;   /* tiles a head group needs                  */
+    int32_t value_parts;  /* tiles the numbers of a V row need    */
+    int32_t aligned;      /* rows may be copied in 16-byte chunks, 8-bit ones in chunks of 8 */
+    int32_t is_direct;    /* aligned, and K and V are of 16 bits: they need no widening */
+    int32_t xpacked;      /* V lies by dims                       */
+    int32_t k_by_dims;    /* and K too                            */
+    int32_t k_step;       /* bytes between 16-byte units of a row of K, but in pages */
 };
 
 /* What a block computes: an item for one kv head, or a piece of that. */

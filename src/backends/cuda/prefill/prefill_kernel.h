@@ -383,8 +383,8 @@ static __device__ __forceinline__ prefill_work work_of(const prefill_args &a,
     w.first_query = item.first_query + piece * a.queries;
     w.past_query = min(w.first_query + a.queries, item.first_query + item.num_queries);
     w.kv_head = unit - part * l.num_kv_heads;
-    w.first_head = w.kv_head * a.group + head_part * a.heads;
-    w.num_heads = min(a.heads, a.group - head_part * a.heads);
+    w.first_head = w.kv_head * a.heads_per_kv + head_part * a.heads;
+    w.num_heads = min(a.heads, a.heads_per_kv - head_part * a.heads);
     w.first_value = I::FIXED ? 0 : value_part * I::DV;
     w.unit = unit;
     w.part = item.part;
@@ -392,7 +392,7 @@ static __device__ __forceinline__ prefill_work work_of(const prefill_args &a,
     w.store = item.store;
     w.counter = item.counter;
     w.tile_query = item.first_query;
-    w.tile_rows = item.num_queries * a.group;
+    w.tile_rows = item.num_queries * a.heads_per_kv;
     folioi_range of_first = seq_keys(&s, l.window_left, l.window_right, w.first_query);
     folioi_range of_last = seq_keys(&s, l.window_left, l.window_right, w.past_query - 1);
     w.begin = max(of_first.begin, item.begin);

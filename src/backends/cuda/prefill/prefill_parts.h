@@ -6,7 +6,7 @@
  *   counters: the next item, blocks that are gone, 2 unused | of each cut tile and unit: parts done, rows taken, blocks gone, 1 unused
  *   out[row][kv head][v_dims], lse[row][kv head][2: first and second half of V's dims], both f32
  *
- * Row r of part p is store + p * rows of the tile + r, r being query * group + query head. Every launch leaves zeros in the
+ * Row r of part p is store + p * rows of the tile + r, r being query * heads_per_kv + query head. Every launch leaves zeros in the
  * counters.
  */
 #ifndef FOLIOI_CUDA_PREFILL_PARTS_H
@@ -22,8 +22,8 @@
 static __device__ __forceinline__ int64_t part_row(const prefill_args &a, const prefill_work &w,
                                                    int32_t part, row_place p)
 {
-    int64_t row = w.store + (int64_t)part * w.tile_rows + (p.query - w.tile_query) * a.group +
-                  p.head - w.kv_head * a.group;
+    int64_t row = w.store + (int64_t)part * w.tile_rows +
+                  (p.query - w.tile_query) * a.heads_per_kv + p.head - w.kv_head * a.heads_per_kv;
     return row * a.layer.num_kv_heads + w.kv_head;
 }
 

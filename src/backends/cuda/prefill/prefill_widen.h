@@ -81,17 +81,17 @@ static __device__ __forceinline__ void fetch_byte_units(const prefill_args &a,
                                                         const prefill_work &w, uint32_t raw,
                                                         int32_t tile, int32_t block, bool is_v)
 {
-    constexpr int GROUPS = I::SHARE / 8;
+    constexpr int BANDS = I::SHARE / 8;
     const folioi_cuda_side &side = is_v ? a.layer.v : a.layer.k;
     int32_t skip = is_v ? w.first_value : 0, dims = is_v ? a.layer.v_dims : a.layer.k_dims;
     uint64_t unit = 0;
     if (block >= 0)
         unit = (uint64_t)side.base + stored_index(a, w, side.at, lane_key<I>(tile) & ~7, block) +
                skip * side.at.dim_tile_stride;
-    unit = __shfl_sync(ALL_LANES, unit, (is_v ? I::SHARE : 0) + fresh_lane() % GROUPS * 8);
+    unit = __shfl_sync(ALL_LANES, unit, (is_v ? I::SHARE : 0) + fresh_lane() % BANDS * 8);
     auto place = [=](int row, int chunk) { return raw + row * D + chunk * 16; };
     if (unit != 0)
-        copy_units<1, GROUPS>(place, unit, min(D, dims - skip), side.at.dim_tile_stride, NULL);
+        copy_units<1, BANDS>(place, unit, min(D, dims - skip), side.at.dim_tile_stride, NULL);
 }
 
 /* What came by dims, in rows; those of no key that is read stay unused. */
@@ -99,8 +99,8 @@ template <class I, int D> static __device__ __forceinline__ void transpose_bytes
 {
     auto place = [=](int row, int chunk) { return raw + row * D + chunk * 16; };
 #pragma unroll 1
-    for (int group = 0; group < I::SHARE / 8; group++)
-        transpose_units<1>(place, group, D / 16, D, 0, I::SHARE);
+    for (int band = 0; band < I::SHARE / 8; band++)
+        transpose_units<1>(place, band, D / 16, D, 0, I::SHARE);
 }
 
 template <class I>

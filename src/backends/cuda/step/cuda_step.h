@@ -51,7 +51,7 @@ SHARED_INLINE folioi_range seq_keys(const folioi_cuda_seq *s, int64_t left, int6
                         right);
 }
 
-/** Rows of one kv head, query_len * group, that decode kernels can compute. */
+/** Rows of one kv head, query_len * heads_per_kv, that decode kernels can compute. */
 #define FOLIOI_DECODE_MAX_ROWS 16
 
 #endif

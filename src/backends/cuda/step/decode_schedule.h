@@ -54,7 +54,7 @@ typedef struct folioi_decode_table {
 
 /** What the schedule depends on beside the sequences. */
 typedef struct folioi_decode_rule {
-    int32_t group, max_rows, num_shares, split_len;
+    int32_t heads_per_kv, max_rows, num_shares, split_len;
     int32_t cluster;      /* parts of each sequence, in steps of up to cluster_seqs of them */
     int32_t cluster_seqs; /* 0: no step has clusters                                        */
     int64_t window_left, window_right;
@@ -100,7 +100,8 @@ SHARED_INLINE folioi_decode_span decode_span(const folioi_decode_rule *rule,
                                              const folioi_cuda_seq *s)
 {
     folioi_decode_span span = {0, 0, 0, 0};
-    if (s->query_len <= 0 || (int64_t)s->query_len * rule->group > rule->max_rows) return span;
+    if (s->query_len <= 0 || (int64_t)s->query_len * rule->heads_per_kv > rule->max_rows)
+        return span;
     span.begin = seq_keys(s, rule->window_left, rule->window_right, 0).begin;
     span.end = seq_keys(s, rule->window_left, rule->window_right, s->query_len - 1).end;
     if (span.begin > span.end) span.begin = span.end;

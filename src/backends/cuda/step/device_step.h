@@ -1,5 +1,5 @@
 /*
- * device_step.h: checks a step whose lengths and tables are in device memory. A group of `lanes` threads checks each
+ * device_step.h: checks a step whose lengths and tables are in device memory. `lanes` threads together check each
  * sequence. An invalid sequence is emptied: its rows see no key and are not stored. Plain C: host tests run it with one
  * lane.
  */

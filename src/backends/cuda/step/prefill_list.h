@@ -39,8 +39,8 @@ typedef struct folioi_prefill_head {
 
 /** What a list depends on beside the step. */
 typedef struct folioi_prefill_shape {
-    int32_t queries; /* of a tile                    */
-    int32_t group;   /* query heads of one kv head   */
+    int32_t queries;      /* of a tile                    */
+    int32_t heads_per_kv; /* query heads of one kv head   */
     int64_t window_left, window_right;
     int32_t num_at_once; /* items that the device computes at once           */
     int32_t num_alone;   /* those that have a multiprocessor to themselves   */
@@ -91,7 +91,7 @@ typedef struct folioi_prefill_room {
 /** Rows of one kv head of a tile of so many queries. */
 SHARED_INLINE int64_t prefill_rows(const folioi_prefill_shape *shape, int64_t queries)
 {
-    return min_i64(queries, shape->queries) * shape->group;
+    return min_i64(queries, shape->queries) * shape->heads_per_kv;
 }
 
 /** Most parts of all tiles that are cut, without split_len: the device is not filled more than twice. */
@@ -136,7 +136,7 @@ SHARED_INLINE folioi_prefill_room prefill_room(const folioi_prefill_shape *shape
 /** Is a sequence computed by the decode kernels? */
 SHARED_INLINE bool prefill_leaves(const folioi_prefill_shape *shape, const folioi_cuda_seq *s)
 {
-    return (int64_t)s->query_len * shape->group <= shape->decode_rows;
+    return (int64_t)s->query_len * shape->heads_per_kv <= shape->decode_rows;
 }
 
 /* ---- how a tile is cut ---- */
@@ -161,7 +161,7 @@ SHARED_INLINE folioi_prefill_tile prefill_tile(const folioi_prefill_shape *shape
     if (t.begin == t.end) return t;
     if (shape->split_len > 0) {
         int64_t cut =
-            (int64_t)shape->split_len * prefill_stride((int64_t)s->query_len * shape->group);
+            (int64_t)shape->split_len * prefill_stride((int64_t)s->query_len * shape->heads_per_kv);
         if (s->query_len > shape->queries || cut >= t.end) return t;
         t.cut = (int32_t)cut;
         t.num_parts = (t.end - 1) / t.cut - t.begin / t.cut + 1;

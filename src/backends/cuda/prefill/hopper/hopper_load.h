@@ -222,17 +222,17 @@ static __device__ __forceinline__ void load_queries(const hopper_args &a, const 
     hopper_shared<I> &sh = m.sh();
     bool is_all = a.q_boxes == 1, is_none = t.keys.is_none;
     int queries = a.queries / a.q_boxes;
-    uint32_t to = m.q() + box * GROUP_ROWS * 128, filled = shared_address(&sh.q_filled[box]);
+    uint32_t to = m.q() + box * WARPGROUP_ROWS * 128, filled = shared_address(&sh.q_filled[box]);
     int32_t row = (int32_t)t.query_row + box * queries;
     barrier_wait_idly(shared_address(&sh.q_emptied[box]), is_odd ^ 1);
-    for (int i = 1; i < I::GROUPS && is_all; i++)
+    for (int i = 1; i < I::WARPGROUPS && is_all; i++)
         barrier_wait_idly(shared_address(&sh.q_emptied[i]), is_odd ^ 1);
     bulk_expect(filled, is_none ? 0 : queries * a.heads * I::DK * 2);
     for (int panel = 0; panel < I::DK / 64 && !is_none; panel++)
         copy_box(to + panel * I::Q_PANEL_BYTES, &a.q, panel * 64, t.first_head, row, filled);
     if (!is_all) return;
     barrier_wait_idly(filled, is_odd);
-    for (int i = 1; i < I::GROUPS; i++) barrier_arrive(shared_address(&sh.q_filled[i]));
+    for (int i = 1; i < I::WARPGROUPS; i++) barrier_arrive(shared_address(&sh.q_filled[i]));
 }
 
 /* Boxes [first, past) of all tiles. Rows of a ragged tile that are none come along, and are another's or zeros. */

@@ -14,13 +14,14 @@
 #include "backends/cuda/prefill/hopper/hopper_store.h"
 
 /* Where a row of a part lies, in rows of one kv head. */
-template <int GROUPS>
+template <int WARPGROUPS>
 static __device__ __forceinline__ int64_t part_row(const hopper_args &a,
-                                                   const hopper_tile<GROUPS> &t, int32_t part,
+                                                   const hopper_tile<WARPGROUPS> &t, int32_t part,
                                                    row_place p)
 {
-    int32_t head = t.first_head + p.head - t.kv_head * a.group;
-    int64_t row = t.store + (int64_t)part * t.out.num_queries * a.group + p.query * a.group + head;
+    int32_t head = t.first_head + p.head - t.kv_head * a.heads_per_kv;
+    int64_t row = t.store + (int64_t)part * t.out.num_queries * a.heads_per_kv +
+                  p.query * a.heads_per_kv + head;
     return row * a.layer.num_kv_heads + t.kv_head;
 }
 

@@ -22,7 +22,7 @@ static __device__ __forceinline__ void release(const uint64_t &barrier)
 /* The warp's rows of q to registers, if they are held there; their place is free then. */
 template <class I>
 static __device__ __forceinline__ void load_q(typename I::query &q, const hopper_memory<I> &m,
-                                              int group)
+                                              int warpgroup)
 {
     if (!I::HOLDS_Q) return;
     int lane = fresh_lane(), row = (int)threadIdx.x / WARP * 16 + lane % 16;
@@ -33,7 +33,7 @@ static __device__ __forceinline__ void load_q(typename I::query &q, const hopper
         ldmatrix(&q[4 * i], from + i / 4 * I::Q_PANEL_BYTES + unit * 16);
     }
     __syncwarp();
-    release(m.sh().q_emptied[group]);
+    release(m.sh().q_emptied[warpgroup]);
 }
 
 /* Scores of the first N keys of a stage. */
@@ -49,8 +49,8 @@ static __device__ __forceinline__ void score_keys(typename I::scores &s, const t
             multiply_rows<typename I::T, N, 1>(s, q + 4 * i,
                                                k + (i / 4 * PANEL_BYTES + i % 4 * 32) / 16);
     } else {
-        int group = __shfl_sync(ALL_LANES, threadIdx.x / 128, 0);
-        uint64_t rows = matrix_at(m.q() + group * GROUP_ROWS * 128, 16, PANEL_BYTES);
+        int warpgroup = __shfl_sync(ALL_LANES, threadIdx.x / 128, 0);
+        uint64_t rows = matrix_at(m.q() + warpgroup * WARPGROUP_ROWS * 128, 16, PANEL_BYTES);
         multiply_rows<typename I::T, N, 0>(s, rows, k);
 #pragma unroll
         for (int i = 1; i < I::DK / 16; i++)
@@ -215,7 +215,7 @@ static __device__ __forceinline__ void compute_all(const hopper_args &a, const h
     constexpr int KEYS = I::KEYS, STEP_KEYS = I::STEP_KEYS, PAGES = I::PAGES;
     constexpr int FEW_KEYS = I::EARLY ? KEYS / 2 : KEYS, FEW_PAGES = FEW_KEYS / PAGE_KEYS;
     constexpr bool MASKED = !WHOLE || KEYS < I::ROWS;
-    int group = warp / 4;
+    int warpgroup = warp / 4;
     typename I::scores s;
     typename I::sums o;
     typename I::weights p;
@@ -225,10 +225,10 @@ static __device__ __forceinline__ void compute_all(const hopper_args &a, const h
     stage_at<I::STAGES> at = {0, 0};
     tile_at on = {0, 0, 0};
     hopper_shared<I> &sh = m.sh();
-    bulk_wait(shared_address(&sh.q_filled[group]), 0); /* which comes after the tile */
+    bulk_wait(shared_address(&sh.q_filled[warpgroup]), 0); /* which comes after the tile */
     tile_keys keys = sh.tiles[0].keys;
     if (keys.is_none) return;
-    load_q(q, m, group);
+    load_q(q, m, warpgroup);
     bulk_wait(shared_address(&sh.filled[0]), 0);
     products_begin();
     score_keys<I, KEYS>(s, q, m, 0);
@@ -239,7 +239,7 @@ static __device__ __forceinline__ void compute_all(const hopper_args &a, const h
     do { /* scores of a tile's last keys are there */
         int here = on.place;
         const tile_of<I> &t = sh.tiles[here];
-        common_keys all = t.common[group];
+        common_keys all = t.common[warpgroup];
         int32_t i = keys.last, first = WHOLE ? 0 : keys.first;
         bool is_one = i == first, is_early = I::EARLY && keys.pages <= FEW_PAGES;
         release_q(m, is_one);
@@ -277,9 +277,9 @@ static __device__ __forceinline__ void compute_all(const hopper_args &a, const h
         }
         add_up(r);
         on.step();
-        bulk_wait(shared_address(&sh.q_filled[group]), on.odd);
+        bulk_wait(shared_address(&sh.q_filled[warpgroup]), on.odd);
         keys = sh.tiles[on.place].keys;
-        load_q(q, m, group);
+        load_q(q, m, warpgroup);
         if (!keys.is_none) bulk_wait(shared_address(&sh.filled[at.stage]), at.phase);
         uint32_t is_odd;
         if (I::EARLY && keys.pages <= FEW_PAGES)
@@ -311,7 +311,7 @@ static __device__ __forceinline__ void start_barriers(hopper_shared<I> *sh, bool
         barrier_init(shared_address(&sh->v_emptied[i]), I::WARPS);
     }
     if (I::SPLIT) barrier_init(shared_address(&sh->emptied[I::STAGES]), I::WARPS);
-    for (int i = 0; i < I::GROUPS; i++) {
+    for (int i = 0; i < I::WARPGROUPS; i++) {
         barrier_init(shared_address(&sh->q_filled[i]), 1);
         barrier_init(shared_address(&sh->q_emptied[i]), 4);
     }
@@ -328,7 +328,7 @@ template <class I, bool WHOLE>
 static __device__ __forceinline__ void load_all(const hopper_args &a, const hopper_memory<I> &m,
                                                 int warp)
 {
-    constexpr int boxes = (I::GROUPS + 1) / 2; /* of a warp, if two load q */
+    constexpr int boxes = (I::WARPGROUPS + 1) / 2; /* of a warp, if two load q */
     int other = warp - I::WARPS;
     give_registers<WHOLE ? I::WHOLE_OTHERS : I::OTHERS>();
     if (other == 0) load_all_keys<I>(a, m);
@@ -435,9 +435,9 @@ static bool describe_side(CUtensorMap *map, const folioi_cuda_layer *l, const fo
     bool has_pages = folioi_cuda_has_pages(side);
     cuuint64_t token = (cuuint64_t)side->at.token_tile_stride * 2,
                panels = (cuuint64_t)num_dims / 64;
-    cuuint64_t groups = (cuuint64_t)l->block_size / 8, step = (cuuint64_t)step_of(side) * 2;
-    cuuint64_t of_rows[5] = {64, 8, panels, groups, INT32_MAX};
-    cuuint64_t of_pages[5] = {256, 2 * panels, 1, groups, INT32_MAX};
+    cuuint64_t bands = (cuuint64_t)l->block_size / 8, step = (cuuint64_t)step_of(side) * 2;
+    cuuint64_t of_rows[5] = {64, 8, panels, bands, INT32_MAX};
+    cuuint64_t of_pages[5] = {256, 2 * panels, 1, bands, INT32_MAX};
     cuuint64_t row_strides[4] = {token, 128, 8 * token, step},
                page_strides[4] = {512, 512, token, step};
     const cuuint64_t *dims = has_pages ? of_pages : of_rows;
@@ -488,12 +488,12 @@ static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run
     a.counters = run->counters;
     a.part_out = (float *)(run->workspace + plan->counter_bytes);
     a.part_lse = a.part_out + plan->room.rows * layer->num_kv_heads * I::DV;
-    a.group = layer->num_heads / layer->num_kv_heads;
-    a.heads = a.group < I::ROWS ? a.group : I::ROWS;
+    a.heads_per_kv = layer->num_heads / layer->num_kv_heads;
+    a.heads = a.heads_per_kv < I::ROWS ? a.heads_per_kv : I::ROWS;
     a.inverse = (65536u + (uint32_t)a.heads - 1) / (uint32_t)a.heads;
-    a.head_parts = (int32_t)ceil_div(a.group, a.heads);
+    a.head_parts = (int32_t)ceil_div(a.heads_per_kv, a.heads);
     a.queries = I::ROWS / a.heads;
-    a.q_boxes = GROUP_ROWS % a.heads == 0 ? I::GROUPS : 1;
+    a.q_boxes = WARPGROUP_ROWS % a.heads == 0 ? I::WARPGROUPS : 1;
     a.units = layer->num_kv_heads * a.head_parts;
     a.block_pages = layer->block_size / PAGE_KEYS;
     a.page_shift = shift_of(a.block_pages);
@@ -531,15 +531,15 @@ static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run
 template <int TYPE>
 using number = typename std::conditional<TYPE == FOLIO_F16, __half, __nv_bfloat16>::type;
 
-#define INSTANCE(type, dk, dv, groups, keys, stages, holds_q, split, rows, options)                \
-    hopper_instance<number<type>, dk, dv, groups, keys, stages, holds_q, split, rows, options>
-#define LINE(name, type, dk, dv, groups, ...)                                                      \
-    {{name, type, type, dk, dv, false, matches<INSTANCE(type, dk, dv, groups, __VA_ARGS__)>},      \
-     groups * GROUP_ROWS,                                                                          \
+#define INSTANCE(type, dk, dv, warpgroups, keys, stages, holds_q, split, rows, options)            \
+    hopper_instance<number<type>, dk, dv, warpgroups, keys, stages, holds_q, split, rows, options>
+#define LINE(name, type, dk, dv, warpgroups, ...)                                                  \
+    {{name, type, type, dk, dv, false, matches<INSTANCE(type, dk, dv, warpgroups, __VA_ARGS__)>},  \
+     warpgroups * WARPGROUP_ROWS,                                                                  \
      dv,                                                                                           \
      1,                                                                                            \
      4,                                                                                            \
-     launch<INSTANCE(type, dk, dv, groups, __VA_ARGS__)>},
+     launch<INSTANCE(type, dk, dv, warpgroups, __VA_ARGS__)>},
 const folioi_prefill_line folioi_prefill_hopper[] = {
 #define PAGES(name, ...) LINE("prefill_hopper_" #name, __VA_ARGS__, false, false)
 #define PAGES_OPTIONS(name, ...) LINE("prefill_hopper_options_" #name, __VA_ARGS__, false, true)

@@ -59,9 +59,9 @@ static __device__ __forceinline__ uint4 transpose_words(const uint32_t *v)
 }
 
 /* Where lse of a row goes. */
-template <int GROUPS>
-static __device__ __forceinline__ float *lse_of(const hopper_args &a, const hopper_tile<GROUPS> &t,
-                                                row_place p)
+template <int WARPGROUPS>
+static __device__ __forceinline__ float *lse_of(const hopper_args &a,
+                                                const hopper_tile<WARPGROUPS> &t, row_place p)
 {
     const hopper_layer &l = a.layer;
     return l.lse + (t.query_row + p.query) * l.lse_token + (t.first_head + p.head) * l.lse_head;

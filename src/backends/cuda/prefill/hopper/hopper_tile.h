@@ -16,8 +16,8 @@
 #include "backends/cuda/warp.h"
 
 enum {
-    GROUP_ROWS = 64, /* of a tile, those of a warpgroup */
-    MAX_ROWS = 3 * GROUP_ROWS,
+    WARPGROUP_ROWS = 64, /* of a tile, those of a warpgroup */
+    MAX_ROWS = 3 * WARPGROUP_ROWS,
     TILES_AHEAD = 3, /* a tile's place is another's when it has been stored */
     PAGE_KEYS = 16,
     PANEL_BYTES = 8 * 128, /* 64 numbers of 8 tokens */
@@ -30,15 +30,16 @@ enum {
  * awaited and given back by itself. FROM_ROWS: the cache has contiguous rows, else native pages. OPTIONS: scores have a soft
  * cap, ALiBi or both.
  */
-template <typename T_, int DK_, int DV_, int GROUPS_, int KEYS_, int STAGES_, bool HOLDS_Q_,
+template <typename T_, int DK_, int DV_, int WARPGROUPS_, int KEYS_, int STAGES_, bool HOLDS_Q_,
           bool SPLIT_, bool FROM_ROWS_, bool OPTIONS_>
 struct hopper_instance {
     using T = T_;
-    static constexpr int DK = DK_, DV = DV_, GROUPS = GROUPS_, KEYS = KEYS_, STAGES = STAGES_;
+    static constexpr int DK = DK_, DV = DV_, WARPGROUPS = WARPGROUPS_, KEYS = KEYS_,
+                         STAGES = STAGES_;
     static constexpr bool HOLDS_Q = HOLDS_Q_, SPLIT = SPLIT_, FROM_ROWS = FROM_ROWS_,
                           OPTIONS = OPTIONS_;
-    static constexpr int ROWS = GROUPS * GROUP_ROWS, THREADS = (GROUPS + 1) * 128;
-    static constexpr int WARPS = GROUPS * 4; /* that compute */
+    static constexpr int ROWS = WARPGROUPS * WARPGROUP_ROWS, THREADS = (WARPGROUPS + 1) * 128;
+    static constexpr int WARPS = WARPGROUPS * 4; /* that compute */
     static constexpr int PAGES = KEYS / PAGE_KEYS;
     /* a tile's last keys become weights in steps of so many, and are copied and multiplied by halves of a stage */
     static constexpr bool EARLY = KEYS == 128;
@@ -62,11 +63,12 @@ struct hopper_instance {
      * as many as it was launched with: where that is too few, a warpgroup waits for registers for ever.
      */
     static constexpr int OTHERS = SPLIT ? 72 : 56, WHOLE_OTHERS = BOXES ? OTHERS : 40;
-    static constexpr int REGISTERS = GROUPS == 3 ? 152 : SPLIT ? 216 : 224;
-    static constexpr int WHOLE_REGISTERS = GROUPS == 3 || BOXES ? REGISTERS : 232;
-    static constexpr int ALL_REGISTERS = (GROUPS + 1) * (65536 / THREADS / 8 * 8);
-    static_assert(GROUPS * WHOLE_REGISTERS + WHOLE_OTHERS <= ALL_REGISTERS, "there are so many");
-    static_assert(GROUPS * REGISTERS + OTHERS <= ALL_REGISTERS, "there are so many");
+    static constexpr int REGISTERS = WARPGROUPS == 3 ? 152 : SPLIT ? 216 : 224;
+    static constexpr int WHOLE_REGISTERS = WARPGROUPS == 3 || BOXES ? REGISTERS : 232;
+    static constexpr int ALL_REGISTERS = (WARPGROUPS + 1) * (65536 / THREADS / 8 * 8);
+    static_assert(WARPGROUPS * WHOLE_REGISTERS + WHOLE_OTHERS <= ALL_REGISTERS,
+                  "there are so many");
+    static_assert(WARPGROUPS * REGISTERS + OTHERS <= ALL_REGISTERS, "there are so many");
     /* a tile is stored before the next one's scores, for lack of registers */
     static constexpr bool WHOLE_STORES_FIRST = DV > 128, STORES_FIRST = DK != 128;
     /* what it has: scores, sums of values, weights, q */
@@ -122,10 +124,10 @@ typedef struct hopper_args {
     const folioi_prefill_item *items;
     int32_t *counters; /* the first: tiles taken beside the blocks' own; zeros between launches */
     float *part_out, *part_lse;      /* of parts of tiles: prefill_parts.h */
-    int32_t group;                   /* query heads of one kv head */
+    int32_t heads_per_kv;            /* query heads of one kv head */
     int32_t heads;                   /* of them, those of one tile */
     uint32_t inverse;                /* row / heads is row * inverse >> 16 */
-    int32_t head_parts;              /* tiles a group needs */
+    int32_t head_parts;              /* tiles a head group needs */
     int32_t queries;                 /* of a tile that is full */
     int32_t q_boxes;                 /* of its rows of q: one for each warpgroup, or one for all */
     int32_t block_pages;             /* pages of a block */
@@ -163,11 +165,11 @@ typedef struct alignas(16) tile_out {
 } tile_out;
 
 /* A tile that was taken. Who computes waits for each of its parts: they are loaded whole. */
-template <int GROUPS> struct hopper_tile {
+template <int WARPGROUPS> struct hopper_tile {
     tile_keys keys;
     tile_edge begins, ends;
     tile_out out;
-    common_keys common[GROUPS];
+    common_keys common[WARPGROUPS];
     int32_t is_ragged; /* some of its rows are none */
     int32_t first_query, kv_head, first_head;
     int32_t part, num_parts, store, counter, unit; /* as the item has them: prefill_parts.h */
@@ -176,13 +178,13 @@ template <int GROUPS> struct hopper_tile {
     int64_t query_row, table; /* of the tile's first query; of the sequence, its block table */
 };
 
-template <class I> using tile_of = hopper_tile<I::GROUPS>;
+template <class I> using tile_of = hopper_tile<I::WARPGROUPS>;
 
 template <class I> struct hopper_shared {
     tile_of<I> tiles[TILES_AHEAD]; /* used alternately */
     uint64_t filled[I::STAGES],
         emptied[I::STAGES + I::SPLIT]; /* the last of SPLIT: given back when there are no more */
-    uint64_t q_filled[I::GROUPS], q_emptied[I::GROUPS];
+    uint64_t q_filled[I::WARPGROUPS], q_emptied[I::WARPGROUPS];
     uint64_t tile_filled[TILES_AHEAD], tile_stored[TILES_AHEAD], tile_emptied[TILES_AHEAD];
     uint64_t v_filled[I::STAGES], v_emptied[I::STAGES]; /* where V has stages of its own */
 };
@@ -270,8 +272,8 @@ static __device__ __forceinline__ int32_t end_of(const tile_edge &e, int32_t i)
     return min(e.first + i * e.step, e.cut);
 }
 
-template <int GROUPS>
-static __device__ __forceinline__ folioi_range keys_of(const hopper_tile<GROUPS> &t, int32_t i)
+template <int WARPGROUPS>
+static __device__ __forceinline__ folioi_range keys_of(const hopper_tile<WARPGROUPS> &t, int32_t i)
 {
     return {begin_of(t.begins, i), end_of(t.ends, i)};
 }
@@ -293,10 +295,10 @@ static __device__ __forceinline__ void set_keys(const hopper_args &a, tile_of<I>
     int32_t last = end > begin ? (end - 1) / I::KEYS : 0;
     int32_t pages = (max(end - last * I::KEYS, 1) + PAGE_KEYS - 1) / PAGE_KEYS;
     t.keys = {0, pages, last, end > begin ? begin / I::KEYS : 0};
-    for (uint32_t group = 0; group < I::GROUPS; group++) { /* later rows see later keys */
-        uint32_t row = group * GROUP_ROWS;
-        t.common[group] = {begin_of(t.begins, (row + GROUP_ROWS - 1) * a.inverse >> 16),
-                           end_of(t.ends, row * a.inverse >> 16)};
+    for (uint32_t i = 0; i < I::WARPGROUPS; i++) { /* later rows see later keys */
+        uint32_t row = i * WARPGROUP_ROWS;
+        t.common[i] = {begin_of(t.begins, (row + WARPGROUP_ROWS - 1) * a.inverse >> 16),
+                       end_of(t.ends, row * a.inverse >> 16)};
     }
 }
 
@@ -328,9 +330,9 @@ static __device__ __forceinline__ void find_tile(const hopper_args &a, tile_orde
     t.table = item.sequence.table;
     t.key_len = item.sequence.key_len;
     t.kv_head = kv_head;
-    t.first_head = kv_head * a.group + head_part * a.heads;
+    t.first_head = kv_head * a.heads_per_kv + head_part * a.heads;
     t.out = {(uint16_t *)out.data + t.query_row * out.token + t.first_head * out.head,
-             item.num_queries, min(a.heads, a.group - head_part * a.heads)};
+             item.num_queries, min(a.heads, a.heads_per_kv - head_part * a.heads)};
     t.is_ragged = item.num_queries * t.out.num_heads < I::ROWS;
     t.part = item.part;
     t.num_parts = item.num_parts;

@@ -37,7 +37,7 @@ static __device__ __forceinline__ void compute_tile(const hopper_args &a, const 
     start_rows(a, t, r);
     bulk_wait(shared_address(&sh.q_filled), parity);
     if (count <= W) {
-        group_sync(BARRIER_GROUP + W, 128); /* a lane that still waits would miss this phase */
+        named_sync(BARRIER_WARPGROUP + W, 128); /* a lane that still waits would miss this phase */
         latent_release(sh.q_emptied);
     }
 #pragma unroll 1
@@ -131,7 +131,7 @@ static bool matches(const folioi_cuda_line *line, const folioi_cuda_layer *l,
     return sm->capability == 90 && sm->describe_tensor != NULL && l->cached && !l->append &&
            !has_options && l->dtype == line->dtype && l->kv_dtype == line->kv &&
            l->k_dims == LATENT_DIMS && l->v_dims == LATENT_VALUES && folioi_cuda_has_pages(&l->k) &&
-           l->k.at.token_tile_stride * 2 == LATENT_GROUP_BYTES &&
+           l->k.at.token_tile_stride * 2 == LATENT_BAND_BYTES &&
            (l->out.data == NULL || l->out.data != l->q.data) &&
            folioi_cuda_rows_aligned(&l->q, 2, 16) && folioi_cuda_rows_aligned(&l->out, 2, 16) &&
            (uint64_t)l->q.token < MAX_STRIDE && (uint64_t)l->q.head < MAX_STRIDE;
@@ -180,10 +180,10 @@ static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run
     a.counters = run->counters;
     a.part_out = (float *)(run->workspace + plan->counter_bytes);
     a.part_lse = a.part_out + plan->room.rows * layer->num_kv_heads * LATENT_VALUES;
-    a.group = layer->num_heads / layer->num_kv_heads;
-    a.heads = a.group < LATENT_ROWS ? a.group : LATENT_ROWS;
+    a.heads_per_kv = layer->num_heads / layer->num_kv_heads;
+    a.heads = a.heads_per_kv < LATENT_ROWS ? a.heads_per_kv : LATENT_ROWS;
     a.inverse = (65536u + (uint32_t)a.heads - 1) / (uint32_t)a.heads;
-    a.head_parts = (int32_t)ceil_div(a.group, a.heads);
+    a.head_parts = (int32_t)ceil_div(a.heads_per_kv, a.heads);
     a.queries = LATENT_ROWS / a.heads;
     a.units = layer->num_kv_heads * a.head_parts;
     a.block_pages = layer->block_size / PAGE_KEYS;
@@ -196,7 +196,7 @@ static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run
     if (most > INT32_MAX - plan->sm.count) return cudaErrorInvalidConfiguration;
     if (!describe_queries(&a, layer, &plan->sm)) return cudaErrorNotSupported;
     int blocks = (int)(most < plan->sm.count ? most : plan->sm.count);
-    auto kernel = a.group > FEW_HEADS ? latent<T, true> : latent<T, false>;
+    auto kernel = a.heads_per_kv > FEW_HEADS ? latent<T, true> : latent<T, false>;
     cudaError_t error =
         folioi_cuda_prepare(plan->sm.ready, (const void *)kernel, LATENT_SHARED_BYTES, false);
     if (error != cudaSuccess) return error;

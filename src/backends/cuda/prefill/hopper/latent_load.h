@@ -36,11 +36,11 @@ static __device__ __forceinline__ int32_t latent_index(const hopper_args &a, int
 }
 
 /* Where 8 keys of a head lie, of which `key` is one. */
-static __device__ __forceinline__ const char *latent_group(const hopper_args &a, const char *head,
-                                                           int32_t key, int64_t block)
+static __device__ __forceinline__ const char *latent_band(const hopper_args &a, const char *head,
+                                                          int32_t key, int64_t block)
 {
     int32_t token = key - latent_index(a, key) * a.layer.block_size;
-    return head + block * a.layer.at.block * 2 + token / 8 * LATENT_GROUP_BYTES;
+    return head + block * a.layer.at.block * 2 + token / 8 * LATENT_BAND_BYTES;
 }
 
 /*
@@ -54,7 +54,7 @@ static __device__ __forceinline__ void latent_load_keys(const latent_memory &m, 
     constexpr int ROPE_AT = LATENT_ROPE * LATENT_PANEL_BYTES;
     int lane = threadIdx.x % WARP;
     latent_shared &sh = m.sh();
-    uint32_t to = m.buffer(b) + lane * LATENT_GROUP_BYTES;
+    uint32_t to = m.buffer(b) + lane * LATENT_BAND_BYTES;
 #pragma unroll
     for (int late = 0; late < 2; late++) {
         int half = b ^ late, at = half * LATENT_HALF_PANELS * LATENT_PANEL_BYTES;
@@ -87,7 +87,7 @@ static __device__ __forceinline__ void latent_load_all_keys(const hopper_args &a
         int32_t seen = min(max(key, begin), last);
         int64_t block = is_none ? 0 : __ldg(table + latent_index(a, seen));
         for (int32_t i = 0; i < count; i++) {
-            const char *from = latent_group(a, head, seen, block);
+            const char *from = latent_band(a, head, seen, block);
             key += LATENT_KEYS;
             seen = min(key, last);
             if (i + 1 < count) block = __ldg(table + latent_index(a, seen)); /* comes meanwhile */

@@ -179,10 +179,10 @@ static __device__ __forceinline__ void merge_together(const hopper_args &a, cons
     merge_memory &to = *(merge_memory *)m.merge();
     merge_unit u = find_merge_unit(a, t, n);
     to.states[warp][lane] = fold_set<16>(a, t, u, warp);
-    group_sync(BARRIER_BOTH, 2 * 128);
+    named_sync(BARRIER_BOTH, 2 * 128);
     if (warp == 0)
         store_merged<T>(a, t, u, fold_sets([&](int32_t set) { return to.states[set][lane]; }));
-    group_sync(BARRIER_BOTH, 2 * 128);
+    named_sync(BARRIER_BOTH, 2 * 128);
 }
 
 static __device__ __forceinline__ int32_t *counters_of(const hopper_args &a, const latent_tile &t)
@@ -211,9 +211,9 @@ static __device__ __forceinline__ int32_t take_for_warp(int32_t *next, int32_t c
 
 static __device__ __forceinline__ int32_t take_for_all(latent_shared &sh, int32_t *next)
 {
-    group_sync(BARRIER_BOTH, 2 * 128);
+    named_sync(BARRIER_BOTH, 2 * 128);
     if (threadIdx.x == 0) sh.unit = atomicAdd(next, 1);
-    group_sync(BARRIER_BOTH, 2 * 128);
+    named_sync(BARRIER_BOTH, 2 * 128);
     return sh.unit;
 }
 
@@ -247,12 +247,12 @@ static __device__ __forceinline__ void end_last_part(const hopper_args &a, const
                                                      const latent_tile &t)
 {
     int32_t *counter = counters_of(a, t);
-    group_sync(BARRIER_BOTH, 2 * 128); /* all rows are stored */
+    named_sync(BARRIER_BOTH, 2 * 128); /* all rows are stored */
     if (threadIdx.x == 0) m.sh().unit = await_parts(counter, 1, t.num_parts, true);
-    group_sync(BARRIER_BOTH, 2 * 128);
+    named_sync(BARRIER_BOTH, 2 * 128);
     int32_t count = m.sh().unit;
     if (count % LEFT == t.num_parts) merge_parts<T>(a, m, t, count == t.num_parts);
-    group_sync(BARRIER_BOTH, 2 * 128); /* no warp takes numbers any more */
+    named_sync(BARRIER_BOTH, 2 * 128); /* no warp takes numbers any more */
     if (threadIdx.x == 0) leave_parts(counter, t.num_parts);
 }
 

@@ -15,7 +15,7 @@
 #include "backends/cuda/prefill/hopper/latent_tile.h"
 
 /* Numbers of named barriers: weights of warpgroup w are there; all of warpgroup w; both. */
-enum { BARRIER_WEIGHTS = 1, BARRIER_GROUP = 3, BARRIER_BOTH = 5 };
+enum { BARRIER_WEIGHTS = 1, BARRIER_WARPGROUP = 3, BARRIER_BOTH = 5 };
 
 /* A thread's two rows. */
 struct latent_rows {
@@ -51,7 +51,7 @@ template <int W>
 static __device__ __forceinline__ void take_weights(const latent_shared &sh, float (&o)[128],
                                                     latent_rows &r)
 {
-    group_sync(BARRIER_WEIGHTS + (1 - W), 2 * 128);
+    named_sync(BARRIER_WEIGHTS + (1 - W), 2 * 128);
     int row = latent_row(fresh_lane());
     float x0 = sh.base[1 - W][row], x1 = sh.base[1 - W][row + 8];
     bool has_moved = __any_sync(ALL_LANES, x0 != r.base[0] || x1 != r.base[1]);
@@ -66,12 +66,12 @@ template <typename T, int W>
 static __device__ __forceinline__ void add_other_values(const latent_memory &m, float (&o)[128])
 {
     uint32_t from = m.buffer(1 - W);
-    uint64_t p = matrix_at(from + LATENT_ROPE * LATENT_PANEL_BYTES, 16, LATENT_GROUP_BYTES);
+    uint64_t p = matrix_at(from + LATENT_ROPE * LATENT_PANEL_BYTES, 16, LATENT_BAND_BYTES);
     uint64_t v = matrix_at(from + W * LATENT_HALF_PANELS * LATENT_PANEL_BYTES, LATENT_PANEL_BYTES,
-                           LATENT_GROUP_BYTES);
+                           LATENT_BAND_BYTES);
 #pragma unroll
     for (int k = 0; k < LATENT_KEYS / 16; k++)
-        multiply_columns<T>(o, p + 2 * k, v + k * (2 * LATENT_GROUP_BYTES / 16));
+        multiply_columns<T>(o, p + 2 * k, v + k * (2 * LATENT_BAND_BYTES / 16));
 }
 
 template <typename T, int W>
@@ -79,10 +79,10 @@ static __device__ __forceinline__ void add_own_values(const latent_memory &m, fl
                                                       const uint32_t (&p)[16])
 {
     uint64_t v = matrix_at(m.buffer(W) + W * LATENT_HALF_PANELS * LATENT_PANEL_BYTES,
-                           LATENT_PANEL_BYTES, LATENT_GROUP_BYTES);
+                           LATENT_PANEL_BYTES, LATENT_BAND_BYTES);
 #pragma unroll
     for (int k = 0; k < LATENT_KEYS / 16; k++)
-        multiply_columns<T>(o, p + 4 * k, v + k * (2 * LATENT_GROUP_BYTES / 16));
+        multiply_columns<T>(o, p + 4 * k, v + k * (2 * LATENT_BAND_BYTES / 16));
 }
 
 /* Scores of the k-th panel in the order of use: the half that is this warpgroup's V, the other half, the rope panel. */
@@ -91,7 +91,7 @@ static __device__ __forceinline__ void score_panels(const latent_memory &m, floa
                                                     uint32_t phase)
 {
     uint64_t q = matrix_at(m.q(), 16, 1024);
-    uint64_t keys = matrix_at(m.buffer(W), 16, LATENT_GROUP_BYTES);
+    uint64_t keys = matrix_at(m.buffer(W), 16, LATENT_BAND_BYTES);
 #pragma unroll
     for (int k = FIRST; k < PAST; k++) {
         const int panel = k < LATENT_ROPE ? k ^ (W * LATENT_HALF_PANELS) : LATENT_ROPE;
@@ -188,7 +188,7 @@ static __device__ __forceinline__ void clear_unseen(uint32_t buffer, const laten
     for (int i = (int)threadIdx.x % 128; i < LATENT_KEYS * 64; i += 128) {
         int key = i / 64, panel = i / 8 % 8;
         if (first + key >= t.seen_begin && first + key < t.seen_end) continue;
-        store_shared(buffer + key / 8 * LATENT_GROUP_BYTES + panel * LATENT_PANEL_BYTES +
+        store_shared(buffer + key / 8 * LATENT_BAND_BYTES + panel * LATENT_PANEL_BYTES +
                          key % 8 * 128 + i % 8 * 16,
                      make_uint4(0, 0, 0, 0));
     }
@@ -213,9 +213,9 @@ static __device__ __forceinline__ void give_weights(const latent_memory &m, cons
 {
     int lane = fresh_lane(), row = (int)threadIdx.x / WARP % 4 * 16 + lane % 16;
     bool is_partial = first < t.seen_begin || first + LATENT_KEYS > t.seen_end;
-    group_sync(BARRIER_GROUP + W, 128); /* nobody's scores need the rope panel any more */
+    named_sync(BARRIER_WARPGROUP + W, 128); /* nobody's scores need the rope panel any more */
     if (is_partial) clear_unseen(m.buffer(W), t, first);
-    uint32_t to = m.buffer(W) + LATENT_ROPE * LATENT_PANEL_BYTES + row / 8 * LATENT_GROUP_BYTES +
+    uint32_t to = m.buffer(W) + LATENT_ROPE * LATENT_PANEL_BYTES + row / 8 * LATENT_BAND_BYTES +
                   row % 8 * 128;
 #pragma unroll
     for (int k = 0; k < 4; k++) stmatrix(to + ((2 * k + lane / 16) ^ row % 8) * 16, p + 4 * k);
@@ -233,8 +233,8 @@ static __device__ __forceinline__ void give_weights(const latent_memory &m, cons
         }
     }
     bulk_fence();
-    if (is_partial) group_sync(BARRIER_GROUP + W, 128);
-    group_arrive(BARRIER_WEIGHTS + W, 2 * 128);
+    if (is_partial) named_sync(BARRIER_WARPGROUP + W, 128);
+    named_arrive(BARRIER_WEIGHTS + W, 2 * 128);
 }
 
 /*

@@ -19,15 +19,15 @@ enum {
     LATENT_VALUES = 512,
     LATENT_HALF = LATENT_VALUES / 2, /* of a warpgroup */
     LATENT_ROWS = 64,
-    LATENT_GROUPS = 2, /* warpgroups that compute */
+    LATENT_WARPGROUPS = 2, /* warpgroups that compute */
     LATENT_THREADS = 3 * 128,
     LATENT_KEYS = 64, /* of a buffer */
     LATENT_PANELS = LATENT_DIMS / 64,
     LATENT_ROPE = LATENT_PANELS - 1, /* the panel that is not V: weights take its place */
     LATENT_HALF_PANELS = LATENT_HALF / 64,
-    LATENT_PANEL_BYTES = 8 * 128,                            /* of 8 keys */
-    LATENT_GROUP_BYTES = LATENT_PANELS * LATENT_PANEL_BYTES, /* 8 keys */
-    LATENT_BUFFER_BYTES = LATENT_KEYS / 8 * LATENT_GROUP_BYTES,
+    LATENT_PANEL_BYTES = 8 * 128,                           /* of 8 keys */
+    LATENT_BAND_BYTES = LATENT_PANELS * LATENT_PANEL_BYTES, /* 8 keys */
+    LATENT_BUFFER_BYTES = LATENT_KEYS / 8 * LATENT_BAND_BYTES,
     LATENT_Q_PANEL_BYTES = LATENT_ROWS * 128,
     LATENT_Q_BYTES = LATENT_PANELS * LATENT_Q_PANEL_BYTES,
 };
@@ -50,9 +50,9 @@ typedef struct latent_shared {
     uint64_t filled[2][2], emptied[2][2]; /* of a buffer: halves in the order in which they come */
     uint64_t q_filled, q_emptied;
     uint64_t tile_filled[TILES_AHEAD], tile_stored[TILES_AHEAD], tile_emptied[TILES_AHEAD];
-    float base[LATENT_GROUPS]
+    float base[LATENT_WARPGROUPS]
               [LATENT_ROWS]; /* what weights of a warpgroup's last buffer are relative to */
-    float2 sum[2][LATENT_GROUPS]
+    float2 sum[2][LATENT_WARPGROUPS]
               [LATENT_ROWS]; /* of a warpgroup's weights, and its base; tiles alternate */
     int32_t unit;            /* of a merge: what all warps take next */
 } latent_shared;
@@ -109,9 +109,9 @@ static __device__ __forceinline__ void latent_find_tile(const hopper_args &a, in
     t.query_row = item.sequence.query_row + item.first_query;
     t.table = item.sequence.table;
     t.kv_head = kv_head;
-    t.first_head = kv_head * a.group + head_part * a.heads;
+    t.first_head = kv_head * a.heads_per_kv + head_part * a.heads;
     t.out = {(uint16_t *)out.data + t.query_row * out.token + t.first_head * out.head,
-             item.num_queries, min(a.heads, a.group - head_part * a.heads)};
+             item.num_queries, min(a.heads, a.heads_per_kv - head_part * a.heads)};
     t.part = item.part;
     t.num_parts = item.num_parts;
     t.store = item.store;

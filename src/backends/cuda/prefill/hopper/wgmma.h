@@ -98,13 +98,13 @@ static __device__ __forceinline__ void products_begin()
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-/* The products since the last call are a group. */
+/* Ends the batch of products since the last call. */
 static __device__ __forceinline__ void products_commit()
 {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-/* Until at most PENDING groups are on their way. */
+/* Until at most PENDING batches are on their way. */
 template <int PENDING> static __device__ __forceinline__ void products_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
@@ -125,14 +125,14 @@ template <int N> static __device__ __forceinline__ void products_forget(float (&
 }
 
 /*
- * A matrix in shared memory, in groups of 8 rows of 128 bytes whose 16-byte units are XORed with the row's number: its
- * address, and bytes from a panel of 64 numbers to the next and from a group to the next.
+ * A matrix in shared memory, in bands of 8 rows of 128 bytes whose 16-byte units are XORed with the row's number: its
+ * address, and bytes from a panel of 64 numbers to the next and from a band to the next.
  */
 static __device__ __forceinline__ uint64_t matrix_at(uint32_t address, uint32_t panel,
-                                                     uint32_t group)
+                                                     uint32_t band)
 {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(panel >> 4) << 16 |
-           (uint64_t)(group >> 4) << 32 | 1ull << 62;
+           (uint64_t)(band >> 4) << 32 | 1ull << 62;
 }
 
 #define SUMS_4(x, i) "+f"(x[i]), "+f"(x[i + 1]), "+f"(x[i + 2]), "+f"(x[i + 3])
@@ -265,12 +265,12 @@ static __device__ __forceinline__ void multiply_columns(float (&o)[128], uint64_
 
 /* ---- barriers of some of a block's warps, by number; and a warp's four matrices to shared memory ---- */
 
-static __device__ __forceinline__ void group_sync(int barrier, int threads)
+static __device__ __forceinline__ void named_sync(int barrier, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-static __device__ __forceinline__ void group_arrive(int barrier, int threads)
+static __device__ __forceinline__ void named_arrive(int barrier, int threads)
 {
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
