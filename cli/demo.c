@@ -61,13 +61,13 @@ static const kit_spec layer = {
 };
 
 /* One attention type of the step, run and judged. */
-typedef struct part {
+typedef struct judged {
     kit_result got, ref, formula;
     double seconds; /* of the fastest forward that was timed */
-} part;
+} judged;
 
 /* The first call starts threads and touches memory for the first time: it warms up, and is not timed. */
-static bool run_warm(kit_case *h, folio_attention_type type, const kit_seq *seqs, part *p)
+static bool run_warm(kit_case *h, folio_attention_type type, const kit_seq *seqs, judged *p)
 {
     bool ok = kit_forward(h, NULL, type, seqs, NUM_ACTORS, &p->got);
     for (int i = 0; i < TIMED_CALLS && ok; i++) {
@@ -78,14 +78,14 @@ static bool run_warm(kit_case *h, folio_attention_type type, const kit_seq *seqs
     return ok;
 }
 
-static bool run_part(kit_case *h, folio_context *reference, folio_attention_type type,
-                     const kit_seq *seqs, part *p)
+static bool run_type(kit_case *h, folio_context *reference, folio_attention_type type,
+                     const kit_seq *seqs, judged *p)
 {
     return run_warm(h, type, seqs, p) && kit_judge(h, reference, type, seqs, NUM_ACTORS, &p->ref) &&
            kit_formula(h, type, seqs, NUM_ACTORS, false, &p->formula);
 }
 
-static void free_part(part *p)
+static void free_judged(judged *p)
 {
     kit_result_free(&p->got);
     kit_result_free(&p->ref);
@@ -114,8 +114,8 @@ static void print_intro(const folio_context_info *info)
 }
 
 /* One line of the table; true when the sequence is within its budget. */
-static bool print_line(const actor *a, int64_t i, const part *p, const char *story, int64_t context,
-                       int64_t blocks)
+static bool print_line(const actor *a, int64_t i, const judged *p, const char *story,
+                       int64_t context, int64_t blocks)
 {
     kit_verdict v;
     kit_compare_seq(&p->got, &p->ref, &p->formula, i, &v);
@@ -127,7 +127,7 @@ static bool print_line(const actor *a, int64_t i, const part *p, const char *sto
     return v.ok;
 }
 
-static bool print_table(kit_case *h, const part *self, const part *cross)
+static bool print_table(kit_case *h, const judged *self, const judged *cross)
 {
     bool ok = true;
     printf("  %s%-4s %-26s %6s %8s %7s   %9s   %9s%s\n", term_start(TERM_DIM), "seq",
@@ -173,7 +173,7 @@ static void print_map(kit_case *h)
     }
 }
 
-static void print_outcome(bool ok, const part *self, const part *cross)
+static void print_outcome(bool ok, const judged *self, const judged *cross)
 {
     int64_t rows = self->got.rows;
     printf(
@@ -201,15 +201,15 @@ static int show(folio_context *ctx, folio_context *reference, uint64_t seed)
 {
     kit_seq seqs[NUM_ACTORS];
     kit_spec spec = layer;
-    part self = {0}, cross = {0};
+    judged self = {0}, cross = {0};
     folio_context_info info = {.struct_size = sizeof info};
     spec.seed = seed;
     for (int i = 0; i < NUM_ACTORS; i++) seqs[i] = actors[i].seq;
     folio_context_get_info(ctx, &info);
     print_intro(&info);
     kit_case *h = kit_open(ctx, &spec, seqs, NUM_ACTORS);
-    bool ok = h != NULL && run_part(h, reference, FOLIO_ATTENTION_DECODER, seqs, &self) &&
-              run_part(h, reference, FOLIO_ATTENTION_ENCODER_DECODER, seqs, &cross);
+    bool ok = h != NULL && run_type(h, reference, FOLIO_ATTENTION_DECODER, seqs, &self) &&
+              run_type(h, reference, FOLIO_ATTENTION_ENCODER_DECODER, seqs, &cross);
     if (ok) {
         ok = print_table(h, &self, &cross);
         print_map(h);
@@ -217,8 +217,8 @@ static int show(folio_context *ctx, folio_context *reference, uint64_t seed)
     } else {
         fprintf(stderr, "folio demo: %s\n", kit_error());
     }
-    free_part(&self);
-    free_part(&cross);
+    free_judged(&self);
+    free_judged(&cross);
     kit_close(h);
     return ok ? EXIT_OK : EXIT_FAILED;
 }

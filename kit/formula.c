@@ -42,7 +42,7 @@ static bool unpack_keys(const kit_case *h, const seq_state *state, int cross, in
     const kit_spec *s = &h->spec;
     int64_t n = kit_blocks_for(h, keys), tokens = n * s->block_size, heads = s->num_kv_heads;
     int64_t sizes[2] = {s->k_head_size, s->v_head_size};
-    int parts = s->v_in_k ? 1 : 2;
+    int sides = s->v_in_k ? 1 : 2;
     double fixed[2] = {s->k_scale != 0 ? (double)s->k_scale : 1.0,
                        s->v_scale != 0 ? (double)s->v_scale : 1.0};
     bool fp8 = s->kv_dtype == FOLIO_FP8_E4M3 || s->kv_dtype == FOLIO_FP8_E5M2;
@@ -50,14 +50,14 @@ static bool unpack_keys(const kit_case *h, const seq_state *state, int cross, in
     for (int64_t b = 0; b < n; b++) blocks[b] = state->blocks[cross][b];
     void *raw[2] = {NULL};
     float *scales[2] = {NULL};
-    for (int i = 0; i < parts; i++) {
+    for (int i = 0; i < sides; i++) {
         raw[i] = kit_alloc((size_t)(tokens * heads * sizes[i]), folio_dtype_size(s->kv_dtype));
         scales[i] = kit_alloc((size_t)(tokens * heads), sizeof(float));
     }
     folio_kv_rows rows = FOLIO_WITH(folio_kv_rows, .k = raw[0], .v = raw[1], .k_scales = scales[0],
                                     .v_scales = scales[1], .num_blocks = n, .blocks = blocks);
     folio_status status = kit_wait(h, folio_kv_cache_unpack(h->cache, s->layer, &rows, NULL));
-    for (int i = 0; i < parts; i++) {
+    for (int i = 0; i < sides; i++) {
         double *to = i == 0 ? out->k : out->v;
         for (int64_t e = 0; status == FOLIO_OK && e < keys * heads * sizes[i]; e++) {
             double scale = s->kv_dtype == FOLIO_INT8 ? (double)scales[i][e / sizes[i]]

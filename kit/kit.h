@@ -214,7 +214,7 @@ uint64_t kit_hash_cache(const folio_kv_cache *cache);
 /* status, or where it is FOLIO_OK what became of all that was begun on the context of the case. */
 folio_status kit_wait(const kit_case *h, folio_status status);
 
-/* The parts of a case, for what the kit does not know. */
+/* The objects of a case, for what the kit does not know. */
 folio_kv_cache *kit_cache(kit_case *h);
 folio_attention *kit_attention(kit_case *h);
 /* A sequence's blocks in order; *n of them. cross: its encoder's. NULL while it has none. */

@@ -147,7 +147,7 @@ static bool drain(const step_tensor *t, const char *what, void *bits, double *va
     const unsigned char *p = t->allocation;
     for (size_t i = 0; i < t->bytes; i++)
         if (p[i] != POISON) {
-            kit_fail("%s: byte %lld from its start, which is no part of it, was written", what,
+            kit_fail("%s: byte %lld from its start, which is outside of it, was written", what,
                      (long long)i - (long long)((char *)t->data - (char *)t->allocation));
             return false;
         }
@@ -399,11 +399,11 @@ bool kit_run_pieces(folio_context *ctx, const kit_spec *spec, folio_attention_ty
     }
     int64_t done = 0;
     for (int64_t i = 0; ok && i < num_chunks; i++) {
-        kit_result part;
+        kit_result chunk;
         seqs[at] = piece_of(&named, done, chunks[i]);
-        ok = kit_forward(h, NULL, type, seqs, num_crowd + 1, &part);
-        if (ok) join_rows(result, &part, part.row_start[at], done, chunks[i]);
-        kit_result_free(&part);
+        ok = kit_forward(h, NULL, type, seqs, num_crowd + 1, &chunk);
+        if (ok) join_rows(result, &chunk, chunk.row_start[at], done, chunks[i]);
+        kit_result_free(&chunk);
         done += chunks[i];
         for (int64_t n = 0; n <= num_crowd; n++) /* the crowd's encoders are new once */
             if (n != at) seqs[n].encoder_new_len = 0;

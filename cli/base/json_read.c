@@ -54,7 +54,7 @@ static bool wrong(const reader *r, const char *what)
     return json_wrong(&here, r->error, "%s expected, not '%c'", what, c);
 }
 
-/* ---- Parts */
+/* ---- Tokens */
 
 static void skip_space(reader *r)
 {

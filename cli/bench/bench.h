@@ -85,7 +85,7 @@ const char *bench_short_time(char *text, size_t size, double ns);
 
 /* ---- Failing */
 
-/* True for FOLIO_OK; else a sentence on stderr. Of `call`, the part before a bracket is named. */
+/* True for FOLIO_OK; else a sentence on stderr. Of `call`, what stands before a bracket is named. */
 bool bench_ok(folio_status status, const char *call);
 
 /* Memory that is there, or the program ends. Aligned to 64 bytes, all of it zero. */

@@ -3,7 +3,7 @@
  * vLLM's grammar, compared with what the machine could do at that moment (bench_ceilings.h) and what other
  * programs need for it (bench_peers.h). Of each setting, after a warm-up:
  *
- *     R x (ceilings, forward, forwards of its parts or of its plain form, each ancestor, reads of its K and V, each peer)
+ *     R x (ceilings, forward, forwards of its phases or of its plain form, each ancestor, reads of its K and V, each peer)
  */
 #include "bench/bench_attention.h"
 
@@ -19,7 +19,7 @@
 
 /* ---- One setting */
 
-/* What alternates: the setting, the parts of a mixed batch, the form without options, rotary as a pass. */
+/* What alternates: the setting, the phases of a mixed batch, the form without options, rotary as a pass. */
 enum { WHOLE, PREFILLS, DECODES, PLAIN, PASS, NUM_SUBJECTS };
 
 /* Who reads the pieces of a decode. */
@@ -34,7 +34,7 @@ typedef struct trial {
     double *piece_rates[NUM_CREWS];                /* [reps], GB/s */
     bench_ancestors *ancestors;                    /* NULL: not asked for */
     double *ancestor_seconds[BENCH_NUM_ANCESTORS]; /* [reps]; NULL: does not run */
-    batch_case parts[2];
+    batch_case phases[2];
     extras plain, pass;
     int64_t reps;
     double warm_up; /* seconds of one forward of each subject */
@@ -117,10 +117,10 @@ static bool open_trial(bench *b, trial *t, const setting *s)
     t->pass.rotary = false;
     t->pass.stores = t->pass.pass = true;
     if (!open_subject(b, t, WHOLE, s)) return false;
-    for (int part = PREFILLS; part <= DECODES && strcmp(s->what->phase, "mixed") == 0; part++) {
-        t->parts[part - PREFILLS] = bench_part_of(s->what, part == DECODES);
-        other.what = &t->parts[part - PREFILLS];
-        if (!open_subject(b, t, part, &other)) return false;
+    for (int phase = PREFILLS; phase <= DECODES && strcmp(s->what->phase, "mixed") == 0; phase++) {
+        t->phases[phase - PREFILLS] = bench_phase_of(s->what, phase == DECODES);
+        other.what = &t->phases[phase - PREFILLS];
+        if (!open_subject(b, t, phase, &other)) return false;
     }
     other = *s;
     other.with = &t->plain;

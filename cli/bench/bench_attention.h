@@ -1,5 +1,5 @@
 /*
- * bench_attention.h: what the parts of `folio bench` share: a setting is one case with one choice
+ * bench_attention.h: what the files of `folio bench` share: a setting is one case with one choice
  * from each list of options, a rig is what its forward needs, a result is what was measured.
  *
  *     lists -> settings -> rigs -> results -> report
@@ -73,7 +73,7 @@ typedef struct setting {
 
 typedef struct lists lists;
 
-/* Parts of folio_vllm06.h that run beside the native interface. */
+/* Interfaces of folio_vllm06.h that run beside the native interface. */
 typedef enum bench_ancestor {
     BENCH_XFORMERS, /* forward of a backend */
     BENCH_TORCH_SDPA,
@@ -97,7 +97,7 @@ typedef struct result {
     double pieces_one;  /* the same by one thread, the best sample */
     bool cached;        /* K and V came from the processor's caches: reading memory is no ceiling */
     /* Medians of what alternated with it; NAN: did not. */
-    double prefill_s, decode_s; /* the parts of a mixed batch, each alone */
+    double prefill_s, decode_s; /* the phases of a mixed batch, each alone */
     double plain_s, plain_work; /* the same without extras; its multiply-adds over this one's */
     double pass_s;              /* of a rotary forward: with a separate pass instead */
     double pass_bytes_s;        /* what that pass's bytes take where memory is read */
@@ -173,7 +173,7 @@ int64_t bench_num_settings(const lists *of);
 setting bench_nth_setting(const lists *of, int64_t i);
 
 /* The prefills or the decodes of a batch alone. */
-batch_case bench_part_of(const batch_case *c, bool decode);
+batch_case bench_phase_of(const batch_case *c, bool decode);
 
 /* ---- bench_attention_sections.c */
 

@@ -195,14 +195,14 @@ static verdict parse_case(const char *word, void *to)
     return NULL;
 }
 
-batch_case bench_part_of(const batch_case *c, bool decode)
+batch_case bench_phase_of(const batch_case *c, bool decode)
 {
-    batch_case part = *c;
-    part.num_kinds = 0;
+    batch_case kept = *c;
+    kept.num_kinds = 0;
     for (int i = 0; i < c->num_kinds; i++)
-        if ((c->kinds[i].query_len == 1) == decode) part.kinds[part.num_kinds++] = c->kinds[i];
-    count_case(&part);
-    return part;
+        if ((c->kinds[i].query_len == 1) == decode) kept.kinds[kept.num_kinds++] = c->kinds[i];
+    count_case(&kept);
+    return kept;
 }
 
 /* ---- Other words */

@@ -9,20 +9,20 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- Parts of a setting: those from lists of one entry stand over the table, the others in its rows */
+/* ---- Labels of a setting: those from lists of one entry stand over the table, the others in its rows */
 
 enum { MAX_TEXT = 256 };
 
-typedef struct parts {
+typedef struct labels {
     char text[MAX_TEXT];
     bool varied; /* which of the two this is */
-} parts;
+} labels;
 
-/* Adds a part of a list with so many entries, if it is one of these. */
-static void add_part(parts *to, int count, const char *format, ...)
+/* Adds the label of a list with so many entries, if it is one of these. */
+static void add_label(labels *to, int count, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-static void add_part(parts *to, int count, const char *format, ...)
+static void add_label(labels *to, int count, const char *format, ...)
 {
     if ((count > 1) != to->varied) return;
     size_t used = strlen(to->text);
@@ -33,21 +33,21 @@ static void add_part(parts *to, int count, const char *format, ...)
     va_end(args);
 }
 
-static parts parts_of(const result *r, bool varied)
+static labels labels_of(const result *r, bool varied)
 {
-    parts to = {.varied = varied};
+    labels to = {.varied = varied};
     const lists *of = r->in;
     const setting *s = &r->of;
     bool cpu = r->threads > 0; /* a device has neither */
-    if (cpu) add_part(&to, of->num_levels, "%s%s", varied ? "" : "level ", r->level);
+    if (cpu) add_label(&to, of->num_levels, "%s%s", varied ? "" : "level ", r->level);
     if (cpu)
-        add_part(&to, of->num_threads, "%d thread%s", (int)r->threads, r->threads > 1 ? "s" : "");
-    add_part(&to, of->num_caches, "%s", bench_cache_names[s->cache]);
-    add_part(&to, of->num_options, "%s", s->with->name);
-    add_part(&to, of->num_heads * of->num_head_sizes, "heads %d:%d of %d", (int)s->heads.heads,
-             (int)s->heads.kv_heads, (int)s->head_size);
-    add_part(&to, of->num_block_sizes, "block %d", (int)s->block_size);
-    add_part(&to, of->num_layouts, "%s", folio_layout_name(s->layout));
+        add_label(&to, of->num_threads, "%d thread%s", (int)r->threads, r->threads > 1 ? "s" : "");
+    add_label(&to, of->num_caches, "%s", bench_cache_names[s->cache]);
+    add_label(&to, of->num_options, "%s", s->with->name);
+    add_label(&to, of->num_heads * of->num_head_sizes, "heads %d:%d of %d", (int)s->heads.heads,
+              (int)s->heads.kv_heads, (int)s->head_size);
+    add_label(&to, of->num_block_sizes, "block %d", (int)s->block_size);
+    add_label(&to, of->num_layouts, "%s", folio_layout_name(s->layout));
     return to;
 }
 
@@ -98,7 +98,7 @@ static void start_heads(table *t, rows of)
 {
     table_head(t, 'l', "case");
     table_head(t, 'l', "type");
-    if (parts_of(of.first, true).text[0]) table_head(t, 'l', "with");
+    if (labels_of(of.first, true).text[0]) table_head(t, 'l', "with");
 }
 
 static void start_row(table *t, const result *r)
@@ -106,7 +106,7 @@ static void start_row(table *t, const result *r)
     char text[160];
     table_cell(t, "%s", r->of.what->name);
     table_cell(t, "%s", type_text(text, sizeof text, &r->of));
-    parts with = parts_of(r, true);
+    labels with = labels_of(r, true);
     if (with.text[0]) table_cell(t, "%s", with.text);
 }
 
@@ -274,7 +274,7 @@ static void print_ancestors(const bench *b, rows of)
 static void print_name(const result *r)
 {
     char type[32];
-    parts with = parts_of(r, true);
+    labels with = labels_of(r, true);
     printf("- %s, %s%s%s", r->of.what->name, type_text(type, sizeof type, &r->of),
            with.text[0] ? ", " : "", with.text);
 }
@@ -341,7 +341,7 @@ static void print_section(const bench *b, const lists *section)
 {
     rows of = rows_of(b, section);
     if (of.count == 0) return;
-    parts of_all = parts_of(of.first, false);
+    labels of_all = labels_of(of.first, false);
     if (section->name[0]) printf("%s%s%s\n", term_start(TERM_BOLD), section->name, term_end());
     printf("%s, %s%s%lld rep%s, seed %lld\n\n", b->backend, of_all.text, of_all.text[0] ? ", " : "",
            (long long)b->reps, b->reps > 1 ? "s" : "", (long long)b->seed);

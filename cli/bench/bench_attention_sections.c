@@ -25,7 +25,7 @@ static const struct {
     const char *name, *what;
     list_texts of;
     const char *cpu_cases; /* on the CPU, instead of .of.cases; NULL: GPUs only */
-    bool asked;            /* not part of the default */
+    bool asked;            /* not in the default */
 } sections[] = {
     {"decode", "one token each: few and many sequences, short, long and ragged lengths",
      .of = {.cases = "1q1s8k,1q1s128k,8q1s8k,16q1s32k,64q1s1k,64q1s8k,128q1s4k,256q1s2k,256q1s8k,"
@@ -44,7 +44,7 @@ static const struct {
     {"invariant", "batch-invariant plans", .of = {.cases = "64q1s8k", .options = "invariant"}},
     {"graph", "32 layers in one CUDA graph, and the same forwards without a graph",
      .of = {.cases = "8q1s1k", .options = "graph:32"}},
-    {ANCESTORS, "vLLM 0.6's interface beside Folio's own; also on the CPU, not part of the default",
+    {ANCESTORS, "vLLM 0.6's interface beside Folio's own; also on the CPU, not in the default",
      .of = {.cases = "2q8k,4q512s8k_32q1s8k,8q1s8k,64q1s8k",
             .dtypes = "f32,bf16",
             .options = "ancestors"},
@@ -63,7 +63,7 @@ void bench_print_sections(void)
                i > 0 && strcmp(sections[i - 1].name, sections[i].name) == 0 ? "" : sections[i].name,
                sections[i].what);
     printf(
-        "  %-10s every kernel that `folio info` lists, in a case of its own; not part of the default\n",
+        "  %-10s every kernel that `folio info` lists, in a case of its own; not in the default\n",
         KERNELS);
 }
 

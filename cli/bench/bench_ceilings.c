@@ -199,10 +199,10 @@ static void choose_loops(bench_ceilings *c, const char *level)
 
 /* What the threads of one measurement share. */
 typedef struct crew {
-    bench_part_fn *part;
+    bench_piece_fn *piece;
     void *state;
     int64_t count;
-    atomic_llong next;         /* the first part that nobody has taken */
+    atomic_llong next;         /* the first piece that nobody has taken */
     pthread_barrier_t barrier; /* all start together */
 } crew;
 
@@ -213,7 +213,7 @@ typedef struct runner {
 
 static int64_t take(crew *c) { return atomic_fetch_add(&c->next, 1); }
 
-/* The next part is taken early, as forwards do: it may be on its way from memory. */
+/* The next piece is taken early, as forwards do: it may be on its way from memory. */
 static void *run(void *state)
 {
     runner *r = state;
@@ -222,7 +222,7 @@ static void *run(void *state)
     r->start = term_seconds();
     for (int64_t i = take(c), next; i < c->count; i = next) {
         next = take(c);
-        r->work += c->part(c->state, i, next < c->count ? next : -1);
+        r->work += c->piece(c->state, i, next < c->count ? next : -1);
     }
     r->end = term_seconds();
     return NULL;
@@ -236,12 +236,12 @@ static void stop_unless(bool ok, const char *what)
     exit(EXIT_FAILED);
 }
 
-double bench_in_parallel(int32_t threads, int64_t count, bench_part_fn *part, void *state,
+double bench_in_parallel(int32_t threads, int64_t count, bench_piece_fn *piece, void *state,
                          double *seconds)
 {
     pthread_t ids[MAX_THREADS];
     runner runners[MAX_THREADS];
-    crew c = {.part = part, .state = state, .count = count};
+    crew c = {.piece = piece, .state = state, .count = count};
     if (threads > MAX_THREADS) threads = MAX_THREADS;
     stop_unless(pthread_barrier_init(&c.barrier, NULL, (unsigned)threads) == 0,
                 "threads cannot be started");
@@ -286,7 +286,7 @@ void bench_ceilings_close(bench_ceilings *c)
     free(c);
 }
 
-static double run_part(void *state, int64_t i, int64_t next)
+static double run_piece(void *state, int64_t i, int64_t next)
 {
     const bench_ceilings *c = state;
     int64_t bytes = buffer_bytes / PIECES / c->threads / 256 * 256;
@@ -301,7 +301,7 @@ double bench_ceilings_sample(bench_ceilings *c, bench_ceiling which)
     c->which = which;
     if (which != BENCH_READ && c->loops[which] == NULL) return (double)NAN;
     double work =
-        bench_in_parallel(c->threads, (int64_t)PIECES * c->threads, run_part, c, &seconds);
+        bench_in_parallel(c->threads, (int64_t)PIECES * c->threads, run_piece, c, &seconds);
     return work / seconds * 1e-9;
 }
 

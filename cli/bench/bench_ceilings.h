@@ -26,13 +26,13 @@ void bench_ceilings_close(bench_ceilings *c);
 double bench_ceilings_sample(bench_ceilings *c, bench_ceiling which);
 
 /*
- * Part i of some work; returns how much it was. next: the part that this thread takes after it, -1: none.
+ * Piece i of some work; returns how much it was. next: the piece that this thread takes after it, -1: none.
  */
-typedef double bench_part_fn(void *state, int64_t i, int64_t next);
+typedef double bench_piece_fn(void *state, int64_t i, int64_t next);
 
-/* All parts, in order, by threads that start together and take one after another. Returns the work, and the
+/* All pieces, in order, by threads that start together and take one after another. Returns the work, and the
  * seconds from the first start to the last end. */
-double bench_in_parallel(int32_t threads, int64_t count, bench_part_fn *part, void *state,
+double bench_in_parallel(int32_t threads, int64_t count, bench_piece_fn *piece, void *state,
                          double *seconds);
 
 /* The key in JSON ("fma_f32_gflops"), the words for people ("f32 FMA") by backend, and its unit. */

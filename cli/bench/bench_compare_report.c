@@ -40,7 +40,7 @@ static name place_of(const saved_run *r, const saved_case *of)
         const saved_field *f = &saved_fields[i];
         if (!saved_is_place(r, f) || strcmp(f->key, "section") == 0) continue;
         if (saved_value(of, f, value, sizeof value)[0] && strcmp(value, "0") != 0)
-            saved_add_part(to.text, sizeof to.text, f->label, value);
+            saved_add_label(to.text, sizeof to.text, f->label, value);
     }
     return to;
 }

@@ -54,18 +54,18 @@ static int compare_items(const void *a, const void *b)
     return (x->number > y->number) - (x->number < y->number);
 }
 
-/* Item i in parts of whole splits, none of which is much more than a share; the others are added at the end. */
+/* Item i in pieces of whole splits, none of which is much more than a share; the others are added at the end. */
 static void cut_item(item *items, int64_t i, int64_t *count, int64_t share)
 {
     item whole = items[i];
     int64_t first = whole.begin / SPLIT_KEYS, splits = ceil_div(whole.end, SPLIT_KEYS) - first;
-    int64_t parts = smaller(ceil_div(whole.end - whole.begin, share), splits);
-    for (int64_t p = 0; p < parts && parts > 1; p++) {
-        item part = whole;
-        part.begin = larger(whole.begin, (first + splits * p / parts) * SPLIT_KEYS);
-        part.end = smaller(whole.end, (first + splits * (p + 1) / parts) * SPLIT_KEYS);
-        part.number = p == 0 ? i : *count;
-        items[p == 0 ? i : (*count)++] = part;
+    int64_t pieces = smaller(ceil_div(whole.end - whole.begin, share), splits);
+    for (int64_t p = 0; p < pieces && pieces > 1; p++) {
+        item one = whole;
+        one.begin = larger(whole.begin, (first + splits * p / pieces) * SPLIT_KEYS);
+        one.end = smaller(whole.end, (first + splits * (p + 1) / pieces) * SPLIT_KEYS);
+        one.number = p == 0 ? i : *count;
+        items[p == 0 ? i : (*count)++] = one;
     }
 }
 

@@ -250,7 +250,7 @@ static bool run_pairs(folio_pool *pool)
     return true;
 }
 
-static double run_part(void *state, int64_t i, int64_t next)
+static double run_piece(void *state, int64_t i, int64_t next)
 {
     const race *s = state;
     (void)i;
@@ -261,7 +261,7 @@ static double run_part(void *state, int64_t i, int64_t next)
 static bool race_batch(void *state, double *seconds)
 {
     race *s = state;
-    return bench_in_parallel((int32_t)s->threads, s->threads, run_part, s, seconds) ==
+    return bench_in_parallel((int32_t)s->threads, s->threads, run_piece, s, seconds) ==
            (double)s->threads;
 }
 

@@ -42,7 +42,7 @@ const char *saved_value(const saved_case *c, const saved_field *f, char *text, s
     return text;
 }
 
-void saved_add_part(char *text, size_t size, const char *label, const char *value)
+void saved_add_label(char *text, size_t size, const char *label, const char *value)
 {
     size_t used = strlen(text);
     snprintf(text + used, size - used, "%s%s%s", used ? ", " : "", label, value);
@@ -69,7 +69,7 @@ const char *saved_name(const saved_case *of, const saved_run *own, const saved_r
         bool as_dtype = strcmp(f->key, "kv_dtype") == 0 &&
                         strcmp(json_text(of->of, "dtype"), json_text(of->of, f->key)) == 0;
         if (strcmp(value, f->usual) != 0 && !as_dtype && strcmp(f->key, "section") != 0)
-            saved_add_part(text, size, f->label, value);
+            saved_add_label(text, size, f->label, value);
     }
     return text;
 }

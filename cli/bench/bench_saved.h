@@ -60,7 +60,7 @@ const char *saved_value(const saved_case *c, const saved_field *f, char *text, s
  */
 const char *saved_name(const saved_case *of, const saved_run *own, const saved_run *other,
                        bool other_places, char *text, size_t size);
-/* Joins a part to a name by a comma. */
-void saved_add_part(char *text, size_t size, const char *label, const char *value);
+/* Joins a label to a name by a comma. */
+void saved_add_label(char *text, size_t size, const char *label, const char *value);
 
 #endif

@@ -29,10 +29,10 @@ static const char help[] =
     "      --threads N      threads of the backend; default: one per processor\n"
     "      --seed N         seed of the random cases; default 1\n"
     "      --filter TEXT    only features whose name contains TEXT\n"
-    "      --one-in N       one case in N, drawn by the seed, at least one of each part: for emulated\n"
+    "      --one-in N       one case in N, drawn by the seed, at least one of each series: for emulated\n"
     "                       machines and builds with sanitizers\n"
     "      --share K/N      the K-th of N equal shares of the cases; N processes together run all\n"
-    "      --case NAME      only this case, FEATURE.PART/NUMBER, as printed by a failure\n"
+    "      --case NAME      only this case, FEATURE.SERIES/NUMBER, as printed by a failure\n"
     "      --lineage        instead: random call sequences through vLLM 0.6's backends (folio_vllm06.h),\n"
     "                       with and without compat, compared with the same calls on the reference,\n"
     "                       within 2^-18 max|ref| + 1 ulp\n"
@@ -70,10 +70,10 @@ typedef struct row {
 
 typedef struct report {
     options opt;
-    const check_part *parts; /* what is run: check_parts, or those of --lineage */
-    int num_parts;
+    const check_series *series; /* what is run: check_all_series, or those of --lineage */
+    int num_series;
     char case_feature[128]; /* --case, taken apart */
-    const char *case_part;
+    const char *case_series;
     int64_t case_index;
     int share, num_shares; /* --share, taken apart; 1 of 1 */
     int64_t num_drawn;     /* cases so far, of all shares */
@@ -102,19 +102,19 @@ static bool is_selected(const report *r, const char *feature)
 
 /* ---- Running */
 
-static void print_failure(const report *r, const check_env *env, const check_part *part,
+static void print_failure(const report *r, const check_env *env, const check_series *series,
                           int64_t index, const check_outcome *out)
 {
     FILE *to = r->json ? stderr : stdout;
     term_progress_end();
-    fprintf(to, "FAILED %s %s %s.%s/%lld: %s\n", env->info.name, env->level, part->feature,
-            part->name, (long long)index, out->message);
+    fprintf(to, "FAILED %s %s %s.%s/%lld: %s\n", env->info.name, env->level, series->feature,
+            series->name, (long long)index, out->message);
     if (out->what[0]) fprintf(to, "  case: %s\n", out->what);
     fprintf(
         to,
         "  again: folio check%s --backend %s --level %s --threads %d --seed %llu --case %s.%s/%lld\n",
         r->opt.lineage ? " --lineage" : "", env->info.name, env->level, (int)env->threads,
-        (unsigned long long)env->seed, part->feature, part->name, (long long)index);
+        (unsigned long long)env->seed, series->feature, series->name, (long long)index);
 }
 
 /* The tightest case is the one that used most of its budget. */
@@ -134,18 +134,18 @@ static bool is_drawn(const report *r, int64_t index, int64_t count)
     return index % n == kit_random_int((uint64_t)r->opt.seed, KIT_USER, index / n, 0, n - 1);
 }
 
-static int64_t count_drawn(const report *r, const check_part *part)
+static int64_t count_drawn(const report *r, const check_series *series)
 {
-    int64_t drawn = 0, count = r->opt.full ? part->full : part->quick;
+    int64_t drawn = 0, count = r->opt.full ? series->full : series->quick;
     for (int64_t i = 0; i < count; i++) drawn += is_drawn(r, i, count);
     return drawn;
 }
 
-static void run_part(report *r, const check_env *env, const check_part *part, row *to)
+static void run_series(report *r, const check_env *env, const check_series *series, row *to)
 {
-    int64_t count = r->opt.full ? part->full : part->quick, first = 0;
+    int64_t count = r->opt.full ? series->full : series->quick, first = 0;
     if (r->opt.one_case) {
-        if (strcmp(part->name, r->case_part) != 0) return;
+        if (strcmp(series->name, r->case_series) != 0) return;
         first = r->case_index;
         count = first + 1;
     }
@@ -153,8 +153,8 @@ static void run_part(report *r, const check_env *env, const check_part *part, ro
         check_outcome out;
         if (!r->opt.one_case && !is_drawn(r, i, count)) continue;
         if (r->num_drawn++ % r->num_shares != r->share - 1) continue;
-        term_progress(r->started, r->done, r->total, part->feature);
-        check_run_case(env, part, i, &out);
+        term_progress(r->started, r->done, r->total, series->feature);
+        check_run_case(env, series, i, &out);
         r->done++;
         to->passed += out.ok;
         to->failed += !out.ok;
@@ -163,15 +163,15 @@ static void run_part(report *r, const check_env *env, const check_part *part, ro
             continue;
         }
         if (to->failed == 1) snprintf(to->reason, sizeof to->reason, "%s", out.message);
-        if (to->failed <= 3) print_failure(r, env, part, i, &out);
+        if (to->failed <= 3) print_failure(r, env, series, i, &out);
     }
 }
 
 static int64_t count_cases(const report *r, const char *feature)
 {
     int64_t n = 0;
-    for (int i = 0; i < r->num_parts; i++)
-        if (strcmp(r->parts[i].feature, feature) == 0) n += count_drawn(r, &r->parts[i]);
+    for (int i = 0; i < r->num_series; i++)
+        if (strcmp(r->series[i].feature, feature) == 0) n += count_drawn(r, &r->series[i]);
     return n;
 }
 
@@ -182,8 +182,8 @@ static void run_feature(report *r, const check_env *env, const char *feature,
     if (!is_selected(r, feature)) return;
     row to = {.backend = env->info.name, .level = env->level, .feature = feature};
     bool supported = f == NULL || f->supported;
-    for (int i = 0; supported && i < r->num_parts; i++)
-        if (strcmp(r->parts[i].feature, feature) == 0) run_part(r, env, &r->parts[i], &to);
+    for (int i = 0; supported && i < r->num_series; i++)
+        if (strcmp(r->series[i].feature, feature) == 0) run_series(r, env, &r->series[i], &to);
     if (!supported) {
         to.skipped = 1;
         snprintf(to.reason, sizeof to.reason, "%s", f->reason);
@@ -209,8 +209,8 @@ static void walk(report *r, const check_env *env)
     const char *last = "";
     for (int32_t i = 0; i < env->info.num_features && !r->opt.lineage; i++)
         run_feature(r, env, env->info.features[i].name, &env->info.features[i]);
-    for (int i = 0; i < r->num_parts; i++) {
-        const char *feature = r->parts[i].feature;
+    for (int i = 0; i < r->num_series; i++) {
+        const char *feature = r->series[i].feature;
         if (is_feature(&env->info, feature) || strcmp(feature, last) == 0) continue;
         run_feature(r, env, feature, NULL);
         last = feature;
@@ -236,7 +236,7 @@ static bool run_level(report *r, const folio_backend_info *info, const char *lev
     return ok;
 }
 
-/* The reason is its two parts together. */
+/* The reason is both together. */
 static void skip_level(report *r, const char *backend, const char *level, const char *reason,
                        const char *word)
 {
@@ -345,19 +345,19 @@ static void print_list(const report *r)
 {
     folio_backend_info info = {.struct_size = sizeof info};
     folio_backend_get_info("reference", &info);
-    printf("%-18s %-10s %6s %6s\n", "feature", "part", "quick", "full");
+    printf("%-18s %-10s %6s %6s\n", "feature", "series", "quick", "full");
     for (int32_t f = 0; f < info.num_features && !r->opt.lineage; f++)
         if (is_selected(r, info.features[f].name) && count_cases(r, info.features[f].name) == 0)
             printf("%-18s %-10s %6s %6s\n", info.features[f].name, "-", "-", "-");
-    for (int i = 0; i < r->num_parts; i++)
-        if (is_selected(r, r->parts[i].feature))
-            printf("%-18s %-10s %6lld %6lld\n", r->parts[i].feature, r->parts[i].name,
-                   (long long)r->parts[i].quick, (long long)r->parts[i].full);
+    for (int i = 0; i < r->num_series; i++)
+        if (is_selected(r, r->series[i].feature))
+            printf("%-18s %-10s %6lld %6lld\n", r->series[i].feature, r->series[i].name,
+                   (long long)r->series[i].quick, (long long)r->series[i].full);
 }
 
 /* ---- Command line */
 
-/* FEATURE.PART/NUMBER */
+/* FEATURE.SERIES/NUMBER */
 static bool parse_case(report *r)
 {
     const char *text = r->opt.one_case;
@@ -365,12 +365,12 @@ static bool parse_case(report *r)
     char *dot = strchr(r->case_feature, '.'), *slash = strrchr(r->case_feature, '/'), *end;
     if (dot == NULL || slash == NULL || slash < dot) return false;
     *dot = *slash = '\0';
-    r->case_part = dot + 1;
+    r->case_series = dot + 1;
     r->case_index = strtoll(slash + 1, &end, 10);
     if (slash[1] == '\0' || *end != '\0' || r->case_index < 0) return false;
-    for (int i = 0; i < r->num_parts; i++)
-        if (strcmp(r->parts[i].feature, r->case_feature) == 0 &&
-            strcmp(r->parts[i].name, r->case_part) == 0)
+    for (int i = 0; i < r->num_series; i++)
+        if (strcmp(r->series[i].feature, r->case_feature) == 0 &&
+            strcmp(r->series[i].name, r->case_series) == 0)
             return true;
     return false;
 }
@@ -395,7 +395,7 @@ static int check_words(report *r)
     if (o->one_case && !parse_case(r))
         return args_complain(
             "check",
-            "'%s' names no case; 'folio check --list' shows features and parts, a case is FEATURE.PART/NUMBER",
+            "'%s' names no case; 'folio check --list' shows features and series, a case is FEATURE.SERIES/NUMBER",
             o->one_case);
     if (o->share && !parse_share(r))
         return args_complain("check", "--share takes K/N with K from 1 to N, not '%s'", o->share);
@@ -416,8 +416,8 @@ static bool cap_is_known(const options *o)
 static void run_all(report *r)
 {
     int64_t cases = 0, walks = 0;
-    for (int i = 0; i < r->num_parts; i++)
-        if (is_selected(r, r->parts[i].feature)) cases += count_drawn(r, &r->parts[i]);
+    for (int i = 0; i < r->num_series; i++)
+        if (is_selected(r, r->series[i].feature)) cases += count_drawn(r, &r->series[i]);
     for (int pass = 0; pass < 2; pass++) /* count first, for the progress line */
         for (int32_t i = 0; i < folio_backend_count(); i++) {
             const char *name = folio_backend_name(i);
@@ -456,8 +456,8 @@ int check_main(int argc, char **argv)
     };
     int status;
     if (!args_run(argc, argv, table, help, &status)) return status;
-    r.parts = r.opt.lineage ? check_lineage_parts : check_parts;
-    r.num_parts = r.opt.lineage ? check_num_lineage_parts : check_num_parts;
+    r.series = r.opt.lineage ? check_lineage_series : check_all_series;
+    r.num_series = r.opt.lineage ? check_num_lineage_series : check_num_series;
     if (check_words(&r) != EXIT_OK) return EXIT_USAGE;
     r.json = strcmp(r.opt.output, "json") == 0;
     r.started = term_seconds();

@@ -1,6 +1,6 @@
 /*
- * check.h: what the cases of `folio check` are made of. A part is a numbered list of cases of one
- * feature; a case is a pure function of (seed, part, number), so its name alone repeats it.
+ * check.h: what the cases of `folio check` are made of. A series is a numbered list of cases of one
+ * feature; a case is a pure function of (seed, series, number), so its name alone repeats it.
  */
 #ifndef FOLIO_CHECK_H
 #define FOLIO_CHECK_H
@@ -39,7 +39,7 @@ typedef struct check_attention {
     int64_t num_seqs;
 } check_attention;
 
-typedef struct check_part {
+typedef struct check_series {
     const char *feature, *name;
     int64_t quick, full; /* numbers of cases */
     /*
@@ -48,17 +48,17 @@ typedef struct check_part {
  */
     void (*make)(const check_env *env, check_draw *d, int64_t index, check_attention *c);
     void (*run)(const check_env *env, check_draw *d, int64_t index, check_outcome *out);
-} check_part;
+} check_series;
 
-/* Rows of the feature table are checked by these; a feature without a part counts as failed. */
-extern const check_part check_parts[];
-extern const int check_num_parts;
+/* Rows of the feature table are checked by these; a feature without a series counts as failed. */
+extern const check_series check_all_series[];
+extern const int check_num_series;
 /* The cases of --lineage (check_lineage.c); their features are not in the table. */
-extern const check_part check_lineage_parts[];
-extern const int check_num_lineage_parts;
+extern const check_series check_lineage_series[];
+extern const int check_num_lineage_series;
 
 /* Runs one case; out->message is "" when it passed. */
-void check_run_case(const check_env *env, const check_part *part, int64_t index,
+void check_run_case(const check_env *env, const check_series *series, int64_t index,
                     check_outcome *out);
 /* Runs an attention case and judges it. */
 void check_run_attention(const check_env *env, const check_attention *c, check_outcome *out);
@@ -72,7 +72,7 @@ int64_t check_int(check_draw *d, int64_t low, int64_t high);
     ((list)[check_int((d), 0, (int64_t)(sizeof(list) / sizeof((list)[0])) - 1)])
 bool check_chance(check_draw *d, int64_t one_in);
 
-/* Parts of cases that others build on: a small random geometry, and sequences of every kind. */
+/* Pieces of cases that others build on: a small random geometry, and sequences of every kind. */
 void check_base(const check_env *env, check_draw *d, check_attention *c);
 void check_mixed(check_draw *d, check_attention *c);
 void check_rotary(check_draw *d, kit_spec *s);
@@ -85,9 +85,9 @@ void check_latent(kit_spec *s, int32_t k_head_size, int32_t v_head_size);
 int64_t check_split_len(const check_env *env);
 
 /* The functions of the list. */
-#define MAKE(feature, part, quick, full, function)                                                 \
+#define MAKE(feature, series, quick, full, function)                                               \
     void function(const check_env *env, check_draw *d, int64_t index, check_attention *c);
-#define RUN(feature, part, quick, full, function)                                                  \
+#define RUN(feature, series, quick, full, function)                                                \
     void function(const check_env *env, check_draw *d, int64_t index, check_outcome *out);
 #include "check/check_cases.def"
 #undef MAKE

@@ -5,14 +5,16 @@
 #include <stdio.h>
 #include <string.h>
 
-const check_part check_parts[] = {
-#define MAKE(feature, part, quick, full, function) {#feature, #part, quick, full, function, NULL},
-#define RUN(feature, part, quick, full, function) {#feature, #part, quick, full, NULL, function},
+const check_series check_all_series[] = {
+#define MAKE(feature, series, quick, full, function)                                               \
+    {#feature, #series, quick, full, function, NULL},
+#define RUN(feature, series, quick, full, function)                                                \
+    {#feature, #series, quick, full, NULL, function},
 #include "check/check_cases.def"
 #undef MAKE
 #undef RUN
 };
-const int check_num_parts = (int)(sizeof check_parts / sizeof check_parts[0]);
+const int check_num_series = (int)(sizeof check_all_series / sizeof check_all_series[0]);
 
 int64_t check_int(check_draw *d, int64_t low, int64_t high)
 {
@@ -32,11 +34,11 @@ bool check_fail(check_outcome *out, const char *format, ...)
 }
 
 /* A case's key: its seed and name. The number of the case is mixed in like a token. */
-static uint64_t case_key(uint64_t seed, const check_part *part, int64_t index)
+static uint64_t case_key(uint64_t seed, const check_series *series, int64_t index)
 {
     uint64_t name = 0;
-    for (const char *p = part->feature; *p; p++) name = name * 131 + (unsigned char)*p;
-    for (const char *p = part->name; *p; p++) name = name * 131 + (unsigned char)*p;
+    for (const char *p = series->feature; *p; p++) name = name * 131 + (unsigned char)*p;
+    for (const char *p = series->name; *p; p++) name = name * 131 + (unsigned char)*p;
     return kit_random_bits(seed, KIT_USER, (int64_t)name, index, 0, 0);
 }
 
@@ -51,16 +53,17 @@ void check_run_attention(const check_env *env, const check_attention *c, check_o
     if (!v.ok) kit_describe(&c->spec, c->type, c->seqs, c->num_seqs, out->what, sizeof out->what);
 }
 
-void check_run_case(const check_env *env, const check_part *part, int64_t index, check_outcome *out)
+void check_run_case(const check_env *env, const check_series *series, int64_t index,
+                    check_outcome *out)
 {
-    check_draw d = {.key = case_key(env->seed, part, index)};
+    check_draw d = {.key = case_key(env->seed, series, index)};
     *out = (check_outcome){.ok = true};
-    if (part->run) {
-        part->run(env, &d, index, out);
+    if (series->run) {
+        series->run(env, &d, index, out);
         return;
     }
     check_attention c = {0};
-    part->make(env, &d, index, &c);
+    series->make(env, &d, index, &c);
     c.spec.in_place = index % 3 == 1; /* 3 divides no list of layouts */
     check_settle(&c);
     check_run_attention(env, &c, out);

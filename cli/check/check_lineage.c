@@ -16,7 +16,12 @@
 enum { NUM_BLOCKS = 67, SEQ_BLOCKS = 8, CROSS_BLOCKS = 4, NUM_SEQS = 4, MAX_PROMPT = 20 };
 
 /* Of what a layer computes, what compat tells apart. */
-typedef enum part { PART_PROMPTS, PART_DECODES, PART_OTHER_TYPES, NUM_PARTS } part;
+typedef enum workload {
+    WORKLOAD_PROMPTS,
+    WORKLOAD_DECODES,
+    WORKLOAD_OTHER_TYPES,
+    NUM_WORKLOADS
+} workload;
 
 typedef struct life_seq {
     int64_t id, len, encoder_len; /* len: tokens stored so far */
@@ -43,7 +48,7 @@ typedef struct life {
     uint64_t seed;
     life_seq seqs[NUM_SEQS];
     folio_vllm06_state *state[2];
-    folio_vllm06_impl *impl[2][NUM_PARTS]; /* [state][part] */
+    folio_vllm06_impl *impl[2][NUM_WORKLOADS]; /* [state][workload] */
     folio_vllm06_kv_cache cache[2], spare[2];
     size_t cache_bytes;
     check_outcome *out;
@@ -128,15 +133,15 @@ static void draw_life(life *l, check_draw *d, int64_t index)
 }
 
 /* The layer without compat that computes what it brings back; lives with compat have whole prompts. */
-static folio_vllm06_impl_desc plainly(const life *l, part of)
+static folio_vllm06_impl_desc plainly(const life *l, workload of)
 {
-    bool decodes = of == PART_DECODES;
+    bool decodes = of == WORKLOAD_DECODES;
     folio_vllm06_impl_desc d = l->desc;
     bool ipex = strcmp(l->backend->name, "ipex") == 0;
     bool xformers = strcmp(l->backend->name, "xformers") == 0;
     if (!d.compat) return d;
     d.compat = 0;
-    if (of == PART_OTHER_TYPES) return d;
+    if (of == WORKLOAD_OTHER_TYPES) return d;
     if (decodes || ipex || d.alibi_slopes != NULL) d.sliding_window = 0;
     if (decodes && ipex) d.logits_soft_cap = 0;
     if (!decodes && ipex) d.alibi_slopes = NULL;
@@ -146,8 +151,8 @@ static folio_vllm06_impl_desc plainly(const life *l, part of)
 
 static bool make_impls(life *l, int i)
 {
-    for (int of = 0; of < NUM_PARTS; of++) {
-        folio_vllm06_impl_desc d = i ? plainly(l, (part)of) : l->desc;
+    for (int of = 0; of < NUM_WORKLOADS; of++) {
+        folio_vllm06_impl_desc d = i ? plainly(l, (workload)of) : l->desc;
         if (!ok(l, folio_vllm06_make_impl(l->state[i], l->backend, &d, &l->impl[i][of]),
                 "make_impl"))
             return false;
@@ -264,9 +269,9 @@ static void run(life *l, int i, folio_attention_type type, const folio_tensor qk
         folio_vllm06_forward_args, .query = placed[0], .key = placed[1], .value = placed[2],
         .kv_cache = &l->cache[i], .attn_metadata = metadata, .k_scale = l->k_scale,
         .v_scale = l->v_scale, .attn_type = type, .output = placed[3]);
-    part of = type != FOLIO_ATTENTION_DECODER                   ? PART_OTHER_TYPES
-              : folio_vllm06_prefill_metadata(metadata) == NULL ? PART_DECODES
-                                                                : PART_PROMPTS;
+    workload of = type != FOLIO_ATTENTION_DECODER                   ? WORKLOAD_OTHER_TYPES
+                  : folio_vllm06_prefill_metadata(metadata) == NULL ? WORKLOAD_DECODES
+                                                                    : WORKLOAD_PROMPTS;
     if (l->out->ok)
         ok(l, folio_vllm06_forward(l->impl[i][of], &a, NULL), folio_attention_type_name(type));
     get(l, i, out, placed[3].data, bytes_of(l, &placed[3], heads[0]));
@@ -396,7 +401,7 @@ static void live(const char *name, bool mixes, bool has_cross, const check_env *
     for (int i = 0; i < 2; i++) {
         drop(&l, i, FOLIO_MEMORY_DEVICE, l.cache[i].key_cache, l.cache_bytes);
         drop(&l, i, FOLIO_MEMORY_HOST, l.spare[i].key_cache, l.cache_bytes);
-        for (int of = 0; of < NUM_PARTS; of++) folio_vllm06_impl_destroy(l.impl[i][of]);
+        for (int of = 0; of < NUM_WORKLOADS; of++) folio_vllm06_impl_destroy(l.impl[i][of]);
         folio_vllm06_state_destroy(l.state[i]);
     }
 }
@@ -411,11 +416,11 @@ LIFE(live_torch_sdpa, "torch-sdpa", false, true)
 LIFE(live_torch_sdpa_ipex, "torch-sdpa-ipex", false, true)
 LIFE(live_ipex, "ipex", false, false)
 
-const check_part check_lineage_parts[] = {
+const check_series check_lineage_series[] = {
     {"lineage_xformers", "life", 36, 180, NULL, live_xformers},
     {"lineage_torch_sdpa", "life", 36, 180, NULL, live_torch_sdpa},
     {"lineage_sdpa_ipex", "life", 36, 180, NULL, live_torch_sdpa_ipex},
     {"lineage_ipex", "life", 36, 180, NULL, live_ipex},
 };
-const int check_num_lineage_parts =
-    (int)(sizeof check_lineage_parts / sizeof check_lineage_parts[0]);
+const int check_num_lineage_series =
+    (int)(sizeof check_lineage_series / sizeof check_lineage_series[0]);

@@ -1,5 +1,5 @@
 /*
- * replay.h: what the parts of `folio replay` share: its options.
+ * replay.h: what the files of `folio replay` share: its options.
  *
  *     trace -> engine (admission, chunks, preemption over a pool) -> model (one forward a layer)
  *                 |                                                     |

@@ -6,7 +6,7 @@
  *
  * The clock is the engine's own: it goes on by the time a step's scheduling and attention took (or,
  * without attention, by a fixed cost), and jumps over times in which there is nothing to do. Making
- * up K, V and q, and verifying, are no part of it.
+ * up K, V and q, and verifying, do not belong to it.
  */
 #ifndef FOLIO_REPLAY_ENGINE_H
 #define FOLIO_REPLAY_ENGINE_H

@@ -11,7 +11,7 @@
 #include <folio/folio_pool.h>
 #include <stdio.h>
 
-/* A sequence's part of a step: tokens [first, first + count). */
+/* A sequence's tokens in a step: [first, first + count). */
 typedef struct replay_item {
     folio_sequence *sequence;
     const replay_request *request;

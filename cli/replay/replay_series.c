@@ -30,8 +30,8 @@ static int bin_at(const replay_series *s, double clock)
 }
 
 /* A share of the time in one bin. */
-static void add_part(replay_bin *b, double seconds, double share, const double *levels,
-                     const double *delta)
+static void add_share(replay_bin *b, double seconds, double share, const double *levels,
+                      const double *delta)
 {
     b->seconds += seconds;
     for (int i = 0; i < REPLAY_LEVELS; i++) b->level_seconds[i] += seconds * levels[i];
@@ -50,7 +50,7 @@ void replay_series_add(replay_series *s, double clock, const double *levels, con
     for (int i = bin_at(s, begin); i <= last; i++) {
         double from = fmax(begin, i * s->width), to = fmin(clock, (i + 1) * s->width);
         double share = clock > begin ? (to - from) / (clock - begin) : 1;
-        add_part(&s->bins[i], to - from, share, levels, delta);
+        add_share(&s->bins[i], to - from, share, levels, delta);
     }
     for (int i = REPLAY_EVENTS; i < REPLAY_COUNTS; i++) s->bins[last].counts[i] += delta[i];
     if (last >= s->num_bins) s->num_bins = last + 1;

@@ -45,7 +45,7 @@ void replay_stats_step(replay_stats *s, const replay_step *step)
     s->stored_steps += (double)step->stored_tokens;
 }
 
-static double share(double part, double whole) { return whole > 0 ? part / whole : 0; }
+static double share(double some, double whole) { return whole > 0 ? some / whole : 0; }
 
 double replay_rate(int64_t count, double seconds) { return share((double)count, seconds); }
 

@@ -54,7 +54,7 @@ typedef struct replay_stats {
     double seconds; /* real, all in all                                   */
     double clock;   /* the replay's own at the end                        */
     double attention_seconds, engine_seconds; /* forwards; pool, scheduler, batches and plans    */
-    double numbers_seconds, verify_seconds;   /* not the engine's: no part of the clock          */
+    double numbers_seconds, verify_seconds;   /* not the engine's: not in the clock              */
 } replay_stats;
 
 void replay_stats_step(replay_stats *s, const replay_step *step);

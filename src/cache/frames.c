@@ -87,8 +87,8 @@ void folioi_frames_clear_rest(const folioi_frames *f, int32_t table, int64_t fra
         char *base = frames_at(f, frame) + l * one.layer_bytes;
         folioi_kv_layer layer = kv_layer_at(&one, base);
         clear_gaps(&one, base);
-        for (folioi_part part = FOLIOI_K; part <= kv_last_part(&one); part++) {
-            folioi_kv_side side = kv_side(&layer, part);
+        for (folioi_k_or_v which = FOLIOI_K; which <= kv_last(&one); which++) {
+            folioi_kv_side side = kv_side(&layer, which);
             clear_tokens(&side, d->num_kv_heads, tokens, d->block_size);
         }
     }

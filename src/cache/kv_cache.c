@@ -49,27 +49,27 @@ void folioi_kv_memory_free(folio_context *ctx, void *memory, int64_t bytes)
     ctx->backend->free(ctx, FOLIO_MEMORY_DEVICE, memory, (size_t)bytes);
 }
 
-/* The parts of a layer that have bytes; returns how many. */
-static int layer_parts(const folioi_kv_layer *l, const void *parts[4], int64_t bytes[4])
+/* The arrays of a layer that are not empty; returns how many. */
+static int layer_arrays(const folioi_kv_layer *l, const void *arrays[4], int64_t bytes[4])
 {
     const folioi_kv_format *f = l->format;
     const void *at[4] = {l->k, l->v, l->k_scales, l->v_scales};
     const int64_t sizes[4] = {f->k.bytes, f->v.bytes, f->k_scales.bytes, f->v_scales.bytes};
     int n = 0;
     for (int i = 0; i < 4; i++)
-        if (at[i] != NULL && sizes[i] > 0) parts[n] = at[i], bytes[n++] = sizes[i];
+        if (at[i] != NULL && sizes[i] > 0) arrays[n] = at[i], bytes[n++] = sizes[i];
     return n;
 }
 
 static void find_extent(folio_kv_cache *cache)
 {
-    const void *parts[4];
+    const void *arrays[4];
     int64_t bytes[4];
     cache->first = UINTPTR_MAX;
     cache->end = 0;
     for (int32_t i = 0; i < cache->format.desc.num_layers; i++)
-        for (int k = layer_parts(&cache->layers[i], parts, bytes) - 1; k >= 0; k--) {
-            uintptr_t first = (uintptr_t)parts[k], end = first + (uintptr_t)bytes[k];
+        for (int k = layer_arrays(&cache->layers[i], arrays, bytes) - 1; k >= 0; k--) {
+            uintptr_t first = (uintptr_t)arrays[k], end = first + (uintptr_t)bytes[k];
             cache->first = first < cache->first ? first : cache->first;
             cache->end = end > cache->end ? end : cache->end;
         }
@@ -78,13 +78,13 @@ static void find_extent(folio_kv_cache *cache)
 /* The first layer that has a byte in [first, first + size); -1: none has. */
 static int32_t layer_at(const folio_kv_cache *cache, uintptr_t first, int64_t size)
 {
-    const void *parts[4];
+    const void *arrays[4];
     int64_t bytes[4];
     uintptr_t end = first + (uintptr_t)size;
     if (size == 0 || first >= cache->end || cache->first >= end) return -1;
     for (int32_t i = 0; i < cache->format.desc.num_layers; i++)
-        for (int k = layer_parts(&cache->layers[i], parts, bytes) - 1; k >= 0; k--)
-            if (first < (uintptr_t)parts[k] + (uintptr_t)bytes[k] && (uintptr_t)parts[k] < end)
+        for (int k = layer_arrays(&cache->layers[i], arrays, bytes) - 1; k >= 0; k--)
+            if (first < (uintptr_t)arrays[k] + (uintptr_t)bytes[k] && (uintptr_t)arrays[k] < end)
                 return i;
     return -1;
 }
@@ -294,7 +294,7 @@ folio_status folio_kv_cache_get_view(const folio_kv_cache *cache, int32_t layer,
     TRY(folioi_kv_cache_check_layer(cache, layer));
     const folioi_kv_layer *l = &cache->layers[layer];
     const folioi_kv_format *f = &cache->format;
-    bool has_v = kv_last_part(f) == FOLIOI_V;
+    bool has_v = kv_last(f) == FOLIOI_V;
     folio_kv_cache_view v = {
         .k = l->k,
         .v = has_v ? l->v : NULL,

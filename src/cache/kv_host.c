@@ -73,8 +73,8 @@ static void move_side(const folio_kv_cache_desc *d, const folioi_kv_side *to, in
 static void move_block(const folioi_kv_layer *to, int64_t to_block, const folioi_kv_layer *from,
                        int64_t from_block)
 {
-    for (folioi_part part = FOLIOI_K; part <= kv_last_part(to->format); part++) {
-        folioi_kv_side t = kv_side(to, part), f = kv_side(from, part);
+    for (folioi_k_or_v which = FOLIOI_K; which <= kv_last(to->format); which++) {
+        folioi_kv_side t = kv_side(to, which), f = kv_side(from, which);
         move_side(&to->format->desc, &t, to_block, &f, from_block);
     }
 }

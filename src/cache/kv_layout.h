@@ -57,10 +57,10 @@ typedef struct folioi_kv_layer {
 } folioi_kv_layer;
 
 /** Which of K and V. */
-typedef enum folioi_part { FOLIOI_K, FOLIOI_V } folioi_part;
+typedef enum folioi_k_or_v { FOLIOI_K, FOLIOI_V } folioi_k_or_v;
 
 /** The last of them that is stored: what moves goes from FOLIOI_K to it. */
-static inline folioi_part kv_last_part(const folioi_kv_format *format)
+static inline folioi_k_or_v kv_last(const folioi_kv_format *format)
 {
     return format->desc.v_in_k ? FOLIOI_K : FOLIOI_V;
 }
@@ -86,10 +86,10 @@ static inline folioi_kv_layer kv_layer_at(const folioi_kv_format *f, char *base)
     return layer;
 }
 
-static inline folioi_kv_side kv_side(const folioi_kv_layer *layer, folioi_part part)
+static inline folioi_kv_side kv_side(const folioi_kv_layer *layer, folioi_k_or_v which)
 {
     const folioi_kv_format *f = layer->format;
-    if (part == FOLIOI_K)
+    if (which == FOLIOI_K)
         return (folioi_kv_side){layer->k,        layer->k_scales,     &f->k_at,
                                 &f->k_scales_at, f->desc.k_head_size, f->desc.dtype};
     return (folioi_kv_side){layer->v,        layer->v_scales,     &f->v_at,

@@ -96,7 +96,7 @@ void folioi_kv_write_rows(const folioi_kv_layer *layer, const folioi_kv_tensors 
         int64_t block = slots[i] / block_size, token = slots[i] % block_size;
         if (t->rotation.table != NULL) write_rotated(&k, share, t, i, block, token);
         else write_token(&k, share, &t->k, t->k_head_scales, t->k_scale, i, block, token);
-        if (kv_last_part(layer->format) == FOLIOI_V)
+        if (kv_last(layer->format) == FOLIOI_V)
             write_token(&v, share, &t->v, t->v_head_scales, t->v_scale, i, block, token);
     }
 }

@@ -11,7 +11,7 @@
  */
 #include "cache/prefix.h"
 
-/* ------------------------------------------------------------------------------------------ parts */
+/* ---------------------------------------------------------------------------------------- helpers */
 
 /* The nodes of a sequence's blocks, first to last, in pool->walk. */
 static folio_status list_nodes(folio_sequence *s)

@@ -1,6 +1,6 @@
 /*
  * executor.c: the built-in threads. One job at a time, all of it in one atomic word: the owner opens the
- * job, workers enter while it is open, each claims indices until none is left, the owner takes part, closes
+ * job, workers enter while it is open, each claims indices until none is left, the owner claims too, closes
  * the job and waits for those still inside. Between jobs workers look for the next one for some 50 us, then
  * sleep on a condition variable: the layers of a step find them awake, an idle program pays nothing.
  */

@@ -25,7 +25,7 @@ typedef void folioi_rotate_fn(void *to, const void *from, folio_dtype dtype, int
 void folioi_rotate_row(void *to, const void *from, folio_dtype dtype, int32_t dims,
                        const folioi_rotation *r, int64_t position);
 
-/* No product is part of a fused operation: every backend has the same bits. */
+/* No product is fused with a sum: every backend has the same bits. */
 SHARED_INLINE float rotary_product(float a, float b)
 {
 #if defined(__CUDA_ARCH__)

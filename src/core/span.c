@@ -34,24 +34,24 @@ typedef struct {
     const folioi_span *span;
     int level;
     int64_t extent;
-} part;
+} inner;
 
-static part inside(part p)
+static inner inside(inner p)
 {
     int64_t gone = (p.span->step[p.level].count - 1) * p.span->step[p.level].stride;
-    return (part){p.span, p.level + 1, p.extent - gone};
+    return (inner){p.span, p.level + 1, p.extent - gone};
 }
 
-static part skip_single(part p)
+static inner skip_single(inner p)
 {
     while (p.level < 2 && p.span->step[p.level].count == 1) p.level++;
     return p;
 }
 
-static bool share(part a, part b, int64_t apart);
+static bool share(inner a, inner b, int64_t apart);
 
 /* Steps [first, first + 1] of b, those that there are. */
-static bool share_steps(part a, part b, int64_t apart, int64_t first)
+static bool share_steps(inner a, inner b, int64_t apart, int64_t first)
 {
     int64_t count = b.span->step[b.level].count, stride = b.span->step[b.level].stride;
     for (int64_t i = max_i64(first, 0); i <= first + 1 && i < count; i++)
@@ -63,7 +63,7 @@ static bool share_steps(part a, part b, int64_t apart, int64_t first)
  * a has no gaps, or lies within one step of b. The first step of b that ends behind a's begin, and the next: that one
  * begins inside a or behind it.
  */
-static bool share_within(part a, part b, int64_t apart)
+static bool share_within(inner a, inner b, int64_t apart)
 {
     int64_t stride = b.span->step[b.level].stride, before = -apart - inside(b).extent;
     return share_steps(a, b, apart, before < 0 ? 0 : before / stride + 1);
@@ -72,7 +72,7 @@ static bool share_within(part a, part b, int64_t apart)
 static int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 
 /* Equal strides: only how many steps the two are apart counts, and at most two such numbers bring them together. */
-static bool share_matched(part a, part b, int64_t apart)
+static bool share_matched(inner a, inner b, int64_t apart)
 {
     int64_t stride = a.span->step[a.level].stride, least = 1 - b.span->step[b.level].count;
     int64_t most = a.span->step[a.level].count - 1, steps = floor_div(apart, stride);
@@ -82,7 +82,7 @@ static bool share_matched(part a, part b, int64_t apart)
 }
 
 /* b begins `apart` bytes behind a. */
-static bool share(part a, part b, int64_t apart)
+static bool share(inner a, inner b, int64_t apart)
 {
     if (apart >= a.extent || -apart >= b.extent) return false;
     a = skip_single(a);
@@ -99,5 +99,6 @@ static bool share(part a, part b, int64_t apart)
 
 bool folioi_spans_share_inside(const folioi_span *a, const folioi_span *b)
 {
-    return share((part){a, 0, a->extent}, (part){b, 0, b->extent}, (int64_t)(b->first - a->first));
+    return share((inner){a, 0, a->extent}, (inner){b, 0, b->extent},
+                 (int64_t)(b->first - a->first));
 }

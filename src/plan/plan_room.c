@@ -36,7 +36,7 @@ static folio_status make_workspace(const folioi_plan_shape *shape, folioi_plan_r
     if (shape->desc.flags & FOLIO_PLAN_NO_WORKSPACE) return FOLIO_OK;
     TRY(b->alloc(ctx, FOLIO_MEMORY_DEVICE, room->workspace_size, "a plan's workspace",
                  &room->workspace));
-    /* on the host a worker's part comes from the memory node of the thread that first works in it */
+    /* on the host a worker's scratch comes from the memory node of the thread that first works in it */
     if (!b->on_device) return FOLIO_OK;
     TRY(b->fill(ctx, room->workspace, 0, room->workspace_size, NULL)); /* as kernels leave it */
     return b->wait(ctx, NULL);

@@ -38,7 +38,7 @@ folioi_schedule_limits folioi_schedule_size(const folio_attention_desc *a, int64
     l.tile_queries = l.heads_per_kv < tile_rows ? tile_rows / l.heads_per_kv : 1;
     l.least_queries = l.heads_per_kv < tile_rows / 3 ? tile_rows / 3 / l.heads_per_kv : 1;
     int64_t wanted = wanted_items(&l);
-    /* every sequence may end in a part of a tile; chains add less than `wanted` items in all */
+    /* every sequence may end in a tile that is not full; chains add less than `wanted` items in all */
     l.max_items = max_queries / l.least_queries + max_seqs + wanted;
     if (num_workers == 1) return l;
     l.max_chains = wanted;

@@ -348,7 +348,7 @@ static void check_nothing_else(const folio_kv_cache_desc *desc)
     if (marks == NULL || before == NULL) abort();
     for (int64_t i = share.begin; i < share.end; i++)
         for (int part = FOLIOI_K; slots[i] >= 0 && part <= FOLIOI_V; part++) {
-            folioi_kv_side side = kv_side(&c.layer, (folioi_part)part);
+            folioi_kv_side side = kv_side(&c.layer, (folioi_k_or_v)part);
             mark_row(&side, c.memory.data, marks, slots[i] / desc->block_size, 1,
                      slots[i] % desc->block_size);
         }

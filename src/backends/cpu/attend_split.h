@@ -136,21 +136,22 @@ static bool soften_block(const folioi_attend_args *a, const tile_plan *plan, til
 /* Are the rows a block of few, which reads a tile once? */
 static bool has_few(const folioi_attend_args *a) { return a->rows <= FEW && !a->keys.v_in_k; }
 
-/* Scores of few rows with SUBS_AT_ONCE sub-tiles of K from sub-tile i on. What is converted in parts is multiplied part by part:
- * it stays in the nearest cache, and conversions overlap with products. */
+/* Scores of few rows with SUBS_AT_ONCE sub-tiles of K from sub-tile i on. What is converted in slices is multiplied slice
+ * by slice: it stays in the nearest cache, and conversions overlap with products. */
 static void score_subs(const folioi_attend_args *a, const tile_plan *plan, tile *t,
                        const row_block *b, int i, float *s)
 {
     int seen = t->first / SUB, first = i < seen ? seen : i, last = i;
     key_rows r[SUBS_AT_ONCE];
-    bool parts = plan->k.in_parts;
+    bool in_slices = plan->k.in_slices;
     for (int j = first; j < i + SUBS_AT_ONCE && j * SUB < t->n; j++, last = j)
-        if (parts) parts = find_k(a, plan, t, j, &r[j - i]);
-    const int32_t part = parts ? part_of(plan, (int64_t)folio_dtype_size(t->kv), false) : a->k_dims;
-    for (int32_t d = 0; d < a->k_dims; d += part) {
-        int32_t n = a->k_dims - d < part ? a->k_dims - d : part;
+        if (in_slices) in_slices = find_k(a, plan, t, j, &r[j - i]);
+    const int32_t slice =
+        in_slices ? slice_of(plan, (int64_t)folio_dtype_size(t->kv), false) : a->k_dims;
+    for (int32_t d = 0; d < a->k_dims; d += slice) {
+        int32_t n = a->k_dims - d < slice ? a->k_dims - d : slice;
         for (int j = first; j < last; j++)
-            if (parts) convert_k(plan, t, j, &r[j - i], n, k_scratch(a, j - i));
+            if (in_slices) convert_k(plan, t, j, &r[j - i], n, k_scratch(a, j - i));
             else load_k(a, plan, t, j, k_scratch(a, j - i));
         for (int j = i; j < seen; j++) t->ptrs.k[j] = t->ptrs.k[seen]; /* made and never used */
         block_scores(a, t, b, i * SUB / LANES, (step_range){columns_of(d), columns_of(n)}, s);

@@ -114,15 +114,15 @@ static void score_subs_words(const folioi_attend_args *a, const tile_plan *plan,
 {
     const key_side *side = &plan->k;
     const bool transposes = side->form == AS_UNITS, words = side->form != AS_COLUMNS;
-    const int32_t part = transposes ? part_of(plan, 2, true) : a->k_dims;
+    const int32_t slice = transposes ? slice_of(plan, 2, true) : a->k_dims;
     key_rows r[SUBS_AT_ONCE];
     for (int i = 0; i < SUBS_AT_ONCE; i++) {
         find_k(a, plan, t, first + i, &r[i]);
         t->ptrs.k[first + i] = (const float *)(const void *)r[i].four[0];
         r[i].type = FOLIO_F32; /* a word of two is transposed as one number */
     }
-    for (int32_t d = 0; d < a->k_dims; d += part) {
-        int32_t n = a->k_dims - d < part ? a->k_dims - d : part;
+    for (int32_t d = 0; d < a->k_dims; d += slice) {
+        int32_t n = a->k_dims - d < slice ? a->k_dims - d : slice;
         step_range steps = {d / 2, n / 2};
         for (int i = 0; transposes && i < SUBS_AT_ONCE; i++)
             convert_k(plan, t, first + i, &r[i], n / 2, k_scratch(a, i));

@@ -406,8 +406,8 @@ folio_status folioi_cpu_write(const folio_context *ctx, const folioi_kv_layer *l
                     (int64_t)folio_dtype_size(t->k.dtype);
     int64_t workers = max_i64(1, min_i64(bytes / WRITE_BYTES, ctx->num_threads));
     /* few rows are shared out by their heads too */
-    int64_t parts = min_i64(ceil_div(workers, max_i64(rows, 1)), heads);
-    int64_t step = ceil_div(heads, parts);
+    int64_t slices = min_i64(ceil_div(workers, max_i64(rows, 1)), heads);
+    int64_t step = ceil_div(heads, slices);
     write_job j = {.kernels = ctx->kernels,
                    .layer = layer,
                    .tensors = t,

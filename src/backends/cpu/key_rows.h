@@ -68,7 +68,7 @@ typedef struct {
     bool rotates; /* rows that are given rotate as they are read */
     side_form form;
     bool in_place;              /* kernels read it as it lies                                */
-    bool in_parts;              /* few rows convert it part by part, some dims at a time     */
+    bool in_slices;             /* few rows convert it slice by slice, some dims at a time     */
     int64_t block, head, token; /* bytes from one to the next; a token's in a sub-tile vary  */
     int64_t unit;               /* bytes from 16 bytes of a token, or one dim, to the next   */
 } key_side;
@@ -341,10 +341,10 @@ INLINE void store_word(const int type, const bool keys_are_rows, const float *sc
 {
     (void)table;
     const int pack = 4 / size_of(type);
-    UNROLL_FOR (int part = 0; part < pack; part++) {
-        vec x = vec_unpack(type, part, word);
-        if (pack == 4) x = vec_mul(x, keys_are_rows ? vec_load(scale) : vec_set1(scale[part]));
-        vec_store(to + part * stride, x);
+    UNROLL_FOR (int nth = 0; nth < pack; nth++) {
+        vec x = vec_unpack(type, nth, word);
+        if (pack == 4) x = vec_mul(x, keys_are_rows ? vec_load(scale) : vec_set1(scale[nth]));
+        vec_store(to + nth * stride, x);
     }
 }
 

@@ -20,16 +20,16 @@ enum { MAX_PIECES = TILE / 8 + 2 * SUBS_AT_ONCE };
 /* K or V to be fetched, piece by piece. */
 typedef struct {
     const char *piece[MAX_PIECES];
-    int32_t num;         /* pieces of the tile                                     */
-    int32_t rows;        /* of a piece; 1: it is contiguous                        */
-    int64_t row_stride;  /* bytes                                                  */
-    int32_t bytes;       /* of a row, or of its part                               */
-    int32_t width;       /* lines at a time, of as many rows: 1, 2 or 4            */
-    bool side_by_side;   /* `width` pieces are read together, line by line         */
-    int32_t at_once;     /* else pieces that are read part by part: the first part */
-    int32_t parts;       /* of all of them, then the next                          */
-    int64_t part_stride; /* bytes                                                  */
-    bool near;           /* to L1 where rows are few, else to L2                   */
+    int32_t num;          /* pieces of the tile                                     */
+    int32_t rows;         /* of a piece; 1: it is contiguous                        */
+    int64_t row_stride;   /* bytes                                                  */
+    int32_t bytes;        /* of a row, or of its slice                              */
+    int32_t width;        /* lines at a time, of as many rows: 1, 2 or 4            */
+    bool side_by_side;    /* `width` pieces are read together, line by line         */
+    int32_t at_once;      /* else so many are read slice by slice: the first slice  */
+    int32_t slices;       /* of each of them, then the next                         */
+    int64_t slice_stride; /* bytes                                                  */
+    bool near;            /* to L1 where rows are few, else to L2                   */
 } fetch_side;
 
 typedef struct {
@@ -38,7 +38,7 @@ typedef struct {
     fetch_side k, v;
     const fetch_side *side; /* under way: K of the tile, its V, then the next K */
     int32_t first, last;    /* pieces read together, under way                  */
-    int32_t piece, part, row;
+    int32_t piece, slice, row;
     int32_t num_k;   /* pieces of K, the next tile's included        */
     bool alternates; /* a piece of K, its V, the next piece of K ... */
 } ahead;
@@ -63,7 +63,7 @@ static void start_piece(ahead *f, const fetch_side *s, int32_t piece)
     f->side = s;
     f->piece = f->first = piece;
     f->last = min_i32(piece + s->at_once, num);
-    f->part = f->row = f->offset = 0;
+    f->slice = f->row = f->offset = 0;
     f->width = piece < num ? s->width : 0; /* 0: nothing is left */
     f->end = s->bytes;
     f->step = s->rows > 1 || s->side_by_side ? 64 : 64 * s->width;
@@ -75,13 +75,13 @@ static void start_lines(ahead *f)
     const fetch_side *s = f->side;
     f->offset = 0;
     if (f->width == 0) return; /* nothing is left */
-    const char *from = s->piece[f->piece] + f->part * s->part_stride + f->row * s->row_stride;
+    const char *from = s->piece[f->piece] + f->slice * s->slice_stride + f->row * s->row_stride;
     for (int i = 0; i < f->width; i++)
         f->from[i] = s->side_by_side ? s->piece[min_i32(f->piece + i, f->last - 1)]
                                      : from + i * (s->rows > 1 ? s->row_stride : 64);
 }
 
-/* Go on to the next rows, piece or part. */
+/* Go on to the next rows, piece or slice. */
 static void step_lines(ahead *f)
 {
     const fetch_side *s = f->side;
@@ -89,7 +89,7 @@ static void step_lines(ahead *f)
     if (f->row >= s->rows) {
         f->row = 0;
         f->piece += s->side_by_side ? s->width : 1;
-        if (f->piece >= f->last && ++f->part < s->parts) f->piece = f->first;
+        if (f->piece >= f->last && ++f->slice < s->slices) f->piece = f->first;
         if (f->piece >= f->last) start_piece(f, s, f->last);
     }
     start_lines(f);

@@ -8,7 +8,7 @@
 
 #include "backends/cpu/key_rows.h"
 
-enum { PART = DOT ? 128 : 32 }; /* numbers of a key's K that few rows convert at a time */
+enum { SLICE = DOT ? 128 : 32 }; /* numbers of a key's K that few rows convert at a time */
 
 INLINE key_side plan_side(const folioi_keys *keys, const folioi_kv_side *stored,
                           const folio_tensor *given, const folio_dtype kv, int32_t dims)
@@ -42,7 +42,7 @@ INLINE tile_plan plan_tiles(const folioi_attend_args *a, const folio_dtype kv)
                             (!DOT && p.k.form == AS_COLUMNS && keys->k.at->dim_tile_stride == SUB));
     p.v.in_place = same && (DOT ? p.v.form == AS_PAIRS
                                 : p.v.form == AS_ROWS && p.chunk == SUB && a->v_dims % SUB == 0);
-    p.k.in_parts = !p.k.in_place && p.k.form != AS_NUMBERS && p.chunk > 0;
+    p.k.in_slices = !p.k.in_place && p.k.form != AS_NUMBERS && p.chunk > 0;
     p.bytes = DOT && elem == 1 && p.chunk == SUB && !keys->v_in_k && a->v_dims % SUB == 0 &&
               (p.k.form == AS_WORDS || p.k.form == AS_COLUMNS ||
                (p.k.form == AS_UNITS && a->k_dims % SUB == 0)) &&
@@ -299,37 +299,37 @@ static void load_tile(const folioi_attend_args *a, const tile_plan *plan, tile *
 
 /* Numbers of a key's K that few rows convert at a time. Rows of tokens, though, are not read in short pieces: each would be
  * a place of its own in memory. */
-INLINE int32_t part_of(const tile_plan *plan, int64_t elem, bool words)
+INLINE int32_t slice_of(const tile_plan *plan, int64_t elem, bool words)
 {
     int32_t row = has_rows(plan->k.stored->at) ? (int32_t)(256 / elem) : 0;
-    int32_t part = words ? 128 : PART;
-    return row > part ? row : part;
+    int32_t slice = words ? 128 : SLICE;
+    return row > slice ? row : slice;
 }
 
 /* Bytes from row to row from which on rows share too few sets of L1 (4 KiB a way) to wait there. */
 enum { FAR_ROWS = 1024 };
 
-/* How pieces of one side lie, of which `part` bytes of each token are read at a time; false: not so that whole lines would
+/* How pieces of one side lie, of which `slice` bytes of each token are read at a time; false: not so that whole lines would
  * be read. */
 INLINE bool shape_pieces(const key_side *side, int64_t elem, int32_t block_size, int32_t chunk,
-                         int32_t part, fetch_side *s)
+                         int32_t slice, fetch_side *s)
 {
     int32_t all = (int32_t)(side->dims * elem);
-    part = part < all ? part : all;
-    s->parts = (all + part - 1) / part;
+    slice = slice < all ? slice : all;
+    s->slices = (all + slice - 1) / slice;
     s->at_once = SUBS_AT_ONCE * SUB / chunk;
     s->rows = 1;
     s->row_stride = 0;
-    s->bytes = chunk * part;
-    s->part_stride = s->bytes;
+    s->bytes = chunk * slice;
+    s->slice_stride = s->bytes;
     s->near = true;
     if (address_is_dense(side->stored->at, block_size, side->dims) &&
-        (s->parts == 1 || !has_rows(side->stored->at)))
+        (s->slices == 1 || !has_rows(side->stored->at)))
         return true;
     s->rows = chunk;
     s->row_stride = side->token;
-    s->bytes = part;
-    s->part_stride = part;
+    s->bytes = slice;
+    s->slice_stride = slice;
     s->near = side->token < FAR_ROWS;
     return has_rows(side->stored->at);
 }
@@ -399,11 +399,12 @@ static void look_ahead(const folioi_attend_args *a, const tile_plan *plan, const
     const int32_t chunk = plan->chunk, pieces = chunk > 0 ? TILE / chunk : 0;
     const bool in_place = t->words ? plan->k.form != AS_UNITS : plan->k.in_place || t->bytes;
     const bool v_in_place = t->words ? plan->v.form != AS_COLUMNS : plan->v.in_place;
-    const bool parts = few && !in_place && plan->k.in_parts;
+    const bool in_slices = few && !in_place && plan->k.in_slices;
     f->width = 0;
     if (chunk == 0 ||
         !shape_pieces(&plan->k, elem, keys->block_size, chunk,
-                      parts ? (int32_t)(part_of(plan, elem, t->words) * elem) : INT32_MAX, &f->k) ||
+                      in_slices ? (int32_t)(slice_of(plan, elem, t->words) * elem) : INT32_MAX,
+                      &f->k) ||
         (!keys->v_in_k && !shape_pieces(&plan->v, elem, keys->block_size, chunk, INT32_MAX, &f->v)))
         return;
     f->k.near &= a->deep_l1;

@@ -121,21 +121,21 @@ INLINE vec vec_from_halves(__m256i u)
     return _mm256_cvtph_ps(h);
 }
 
-/* Numbers of `kv` packed in 32-bit lanes, the part-th of each as f32. */
-INLINE vec vec_unpack(const int kv, const int part, vec words)
+/* Numbers of `kv` packed in 32-bit lanes, number `nth` of each as f32. */
+INLINE vec vec_unpack(const int kv, const int nth, vec words)
 {
     if (kv == FOLIO_F32) return words;
     __m256i u = _mm256_castps_si256(words);
     if (kv == FOLIO_BF16)
-        return _mm256_castsi256_ps(part == 0
+        return _mm256_castsi256_ps(nth == 0
                                        ? _mm256_slli_epi32(u, 16)
                                        : _mm256_and_si256(u, _mm256_set1_epi32((int)0xffff0000u)));
-    if (kv == FOLIO_F16) return vec_from_halves(part == 0 ? u : _mm256_srli_epi32(u, 16));
+    if (kv == FOLIO_F16) return vec_from_halves(nth == 0 ? u : _mm256_srli_epi32(u, 16));
     if (kv == FOLIO_INT8)
         return _mm256_cvtepi32_ps(
-            _mm256_srai_epi32(_mm256_sllv_epi32(u, _mm256_set1_epi32(24 - 8 * part)), 24));
-    __m256i b = _mm256_and_si256(_mm256_srlv_epi32(u, _mm256_set1_epi32(8 * part)),
-                                 _mm256_set1_epi32(0xff));
+            _mm256_srai_epi32(_mm256_sllv_epi32(u, _mm256_set1_epi32(24 - 8 * nth)), 24));
+    __m256i b =
+        _mm256_and_si256(_mm256_srlv_epi32(u, _mm256_set1_epi32(8 * nth)), _mm256_set1_epi32(0xff));
     if (kv == FOLIO_FP8_E5M2) return vec_from_halves(_mm256_slli_epi32(b, 8));
     /* e4m3 as f16 is 2^8 too small; NaN is 0x7f */
     __m256i magnitude = _mm256_and_si256(b, _mm256_set1_epi32(0x7f));

@@ -83,13 +83,13 @@ INLINE bool vec_is_finite(vec x, bool pairs)
     return high && _mm512_cmpeq_epi32_mask(_mm512_and_epi32(low, inf), inf) == 0;
 }
 
-/* Numbers of `kv` packed in 32-bit lanes, the part-th of each as f32. */
-INLINE vec vec_unpack(const int kv, const int part, vec words)
+/* Numbers of `kv` packed in 32-bit lanes, number `nth` of each as f32. */
+INLINE vec vec_unpack(const int kv, const int nth, vec words)
 {
     if (kv == FOLIO_F32) return words;
     __m512i u = _mm512_castps_si512(words);
     if (kv == FOLIO_BF16)
-        return _mm512_castsi512_ps(part == 0
+        return _mm512_castsi512_ps(nth == 0
                                        ? _mm512_slli_epi32(u, 16)
                                        : _mm512_and_epi32(u, _mm512_set1_epi32((int)0xffff0000u)));
     if (kv == FOLIO_F16) {
@@ -97,14 +97,14 @@ INLINE vec vec_unpack(const int kv, const int part, vec words)
             _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1, 30, 28, 26,
                              24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
         u = _mm512_permutexvar_epi16(halves, u);
-        return _mm512_cvtph_ps(part == 0 ? _mm512_castsi512_si256(u)
-                                         : _mm512_extracti64x4_epi64(u, 1));
+        return _mm512_cvtph_ps(nth == 0 ? _mm512_castsi512_si256(u)
+                                        : _mm512_extracti64x4_epi64(u, 1));
     }
     if (kv == FOLIO_INT8)
         return _mm512_cvtepi32_ps(
-            _mm512_srai_epi32(_mm512_sllv_epi32(u, _mm512_set1_epi32(24 - 8 * part)), 24));
-    __m512i b = _mm512_and_epi32(_mm512_srlv_epi32(u, _mm512_set1_epi32(8 * part)),
-                                 _mm512_set1_epi32(0xff));
+            _mm512_srai_epi32(_mm512_sllv_epi32(u, _mm512_set1_epi32(24 - 8 * nth)), 24));
+    __m512i b =
+        _mm512_and_epi32(_mm512_srlv_epi32(u, _mm512_set1_epi32(8 * nth)), _mm512_set1_epi32(0xff));
     if (kv == FOLIO_FP8_E5M2)
         return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_slli_epi32(b, 8)));
     /* e4m3 as f16 is 2^8 too small; NaN is 0x7f */

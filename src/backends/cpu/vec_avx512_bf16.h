@@ -42,7 +42,7 @@ INLINE void vec_interleave_64(const void *low, const void *high, vec *pair)
  * Bytes to bf16 by a look at seven bits, of fp8 those below the sign, of int8 its magnitude: the low and the high byte
  * of each number. Filled once, before any kernel runs.
  */
-static uint8_t byte_parts[3][2][128]; /* [e4m3, e5m2, int8][low, high] */
+static uint8_t byte_halves[3][2][128]; /* [e4m3, e5m2, int8][low, high] */
 
 typedef struct {
     __m512i low[2], high[2];
@@ -55,7 +55,7 @@ INLINE int byte_type(const int kv)
 
 INLINE byte_table byte_table_of(const int kv)
 {
-    const uint8_t *bytes = byte_parts[byte_type(kv)][0];
+    const uint8_t *bytes = byte_halves[byte_type(kv)][0];
     byte_table t;
     for (int i = 0; i < 2; i++) {
         t.low[i] = _mm512_loadu_si512(bytes + 64 * i);
@@ -174,8 +174,8 @@ static void fill_bytes(void)
         for (int i = 0; i < 128; i++) {
             uint32_t code = (uint32_t)i;
             uint16_t bits = f32_to_bf16(load_f32(&code, types[type], 0));
-            byte_parts[type][0][i] = (uint8_t)bits;
-            byte_parts[type][1][i] = (uint8_t)(bits >> 8);
+            byte_halves[type][0][i] = (uint8_t)bits;
+            byte_halves[type][1][i] = (uint8_t)(bits >> 8);
         }
 }
 

@@ -94,16 +94,16 @@ INLINE vec vec_from_halves(uint32x4_t u)
     return vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(u)));
 }
 
-/* Numbers of `kv` packed in 32-bit lanes, the part-th of each as f32. */
-INLINE vec vec_unpack(const int kv, const int part, vec words)
+/* Numbers of `kv` packed in 32-bit lanes, number `nth` of each as f32. */
+INLINE vec vec_unpack(const int kv, const int nth, vec words)
 {
     if (kv == FOLIO_F32) return words;
     uint32x4_t u = vreinterpretq_u32_f32(words);
     if (kv == FOLIO_BF16)
-        return vreinterpretq_f32_u32(part == 0 ? u << 16 : u & vdupq_n_u32(0xffff0000u));
-    if (kv == FOLIO_F16) return vec_from_halves(part == 0 ? u : u >> 16);
-    if (kv == FOLIO_INT8) return vcvtq_f32_s32(vreinterpretq_s32_u32(u << (24 - 8 * part)) >> 24);
-    uint32x4_t b = u >> (8 * part) & vdupq_n_u32(0xff);
+        return vreinterpretq_f32_u32(nth == 0 ? u << 16 : u & vdupq_n_u32(0xffff0000u));
+    if (kv == FOLIO_F16) return vec_from_halves(nth == 0 ? u : u >> 16);
+    if (kv == FOLIO_INT8) return vcvtq_f32_s32(vreinterpretq_s32_u32(u << (24 - 8 * nth)) >> 24);
+    uint32x4_t b = u >> (8 * nth) & vdupq_n_u32(0xff);
     if (kv == FOLIO_FP8_E5M2) return vec_from_halves(b << 8);
     /* e4m3 as f16 is 2^8 too small; NaN is 0x7f */
     uint32x4_t magnitude = b & vdupq_n_u32(0x7f), sign = b & vdupq_n_u32(0x80);

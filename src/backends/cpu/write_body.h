@@ -227,11 +227,11 @@ typedef struct {
     bool copied;             /* to sub-tiles, from rows of whole vectors in the cache's type */
 } writer;
 
-static writer writer_of(const folioi_kv_layer *layer, folioi_part part, const folio_tensor *from,
+static writer writer_of(const folioi_kv_layer *layer, folioi_k_or_v which, const folio_tensor *from,
                         const float *head_scales, float scale)
 {
     writer w = {
-        .side = kv_side(layer, part), .from = from, .head_scales = head_scales, .scale = scale};
+        .side = kv_side(layer, which), .from = from, .head_scales = head_scales, .scale = scale};
     const folioi_address *at = w.side.at;
     w.convert = converter(from->dtype, w.side.dtype);
     w.size = (int64_t)folio_dtype_size(w.side.dtype);
@@ -364,7 +364,7 @@ INLINE void store_pairs(char *to, int64_t pair, const char *from, int64_t row, i
         }
 }
 
-/* n numbers of 16 rows in the cache's type to their part of a sub-tile. */
+/* n numbers of 16 rows in the cache's type to their place in a sub-tile. */
 INLINE void store_sub_tile(const writer *w, char *to, const char *from, int64_t row, int32_t n,
                            const int type)
 {
@@ -467,7 +467,7 @@ static void write_rows(const folioi_kv_layer *layer, const folioi_kv_tensors *t,
         int64_t block = slots[i] / block_size, token = slots[i] % block_size;
         if (t->rotation.table != NULL) write_rotated(&k, t, share, i, n, block, token);
         else write_slots(&k, share, i, n, block, token);
-        if (kv_last_part(layer->format) == FOLIOI_V) write_slots(&v, share, i, n, block, token);
+        if (kv_last(layer->format) == FOLIOI_V) write_slots(&v, share, i, n, block, token);
     }
 }
 

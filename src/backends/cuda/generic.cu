@@ -20,8 +20,8 @@ constexpr int SHARED_QUERIES = 4;
 /* Blocks of a launch: `tiles` of `queries` rows of out each, for sequences with many; then one for each `few` rows. */
 struct block_roles {
     int32_t tiles, queries, few;
-    int32_t heads;      /* of a head group, in one block */
-    int32_t head_parts; /* blocks that have a head group */
+    int32_t heads;       /* of a head group, in one block */
+    int32_t head_slices; /* blocks that have a head group */
 };
 
 /*
@@ -342,10 +342,10 @@ __global__ void __launch_bounds__(tile_shape<DIMS>::THREADS, 1)
     extern __shared__ __align__(16) char memory[];
     tile_memory<DIMS> &tile = *(tile_memory<DIMS> *)memory;
     row r = {&l, &step};
-    int32_t units = l.num_kv_heads * roles.head_parts, unit = (int32_t)blockIdx.x % units;
-    int32_t heads_per_kv = l.num_heads / l.num_kv_heads, part = unit % roles.head_parts;
-    r.kv_head = unit / roles.head_parts;
-    int32_t first_head = r.kv_head * heads_per_kv + part * roles.heads;
+    int32_t units = l.num_kv_heads * roles.head_slices, unit = (int32_t)blockIdx.x % units;
+    int32_t heads_per_kv = l.num_heads / l.num_kv_heads, slice = unit % roles.head_slices;
+    r.kv_head = unit / roles.head_slices;
+    int32_t first_head = r.kv_head * heads_per_kv + slice * roles.heads;
     int32_t heads = min(roles.heads, (r.kv_head + 1) * heads_per_kv - first_head);
     for (int32_t i = (int32_t)threadIdx.x; i < tile_shape<DIMS>::KEYS * DIMS;
          i += (int32_t)blockDim.x)
@@ -387,14 +387,14 @@ template <int DIMS> static cudaError_t launch(const folioi_cuda_run *run)
     int64_t rows = run->step->out_rows;
     block_roles roles = {};
     roles.heads = heads_per_kv < S::ROWS ? heads_per_kv : S::ROWS;
-    roles.head_parts = (int32_t)ceil_div(heads_per_kv, roles.heads);
+    roles.head_slices = (int32_t)ceil_div(heads_per_kv, roles.heads);
     roles.queries = S::ROWS / roles.heads;
     roles.tiles = (int32_t)ceil_div(rows, roles.queries);
     roles.few = (int32_t)ceil_div(rows, 1024);
     cudaError_t error = cudaFuncSetAttribute((const void *)generic<DIMS>,
                                              cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess) return error;
-    int64_t units = (int64_t)l->num_kv_heads * roles.head_parts;
+    int64_t units = (int64_t)l->num_kv_heads * roles.head_slices;
     int64_t blocks = (roles.tiles + ceil_div(rows, roles.few)) * units;
     if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
     generic<DIMS><<<(unsigned)blocks, S::THREADS, bytes, run->stream>>>(*l, *run->step, roles);

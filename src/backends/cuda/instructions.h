@@ -1,5 +1,5 @@
 /*
- * instructions.h: the instructions of sm_80 and later that attention kernels use, one function each, and the parts that
+ * instructions.h: the instructions of sm_80 and later that attention kernels use, one function each, and the steps that
  * their exponentials share. T is __half or __nv_bfloat16. Fragments are those of mma.m16n8k16: lane l holds rows l / 4
  * and l / 4 + 8 and, of every 8 columns, the pair 2 * (l % 4).
  */

@@ -31,7 +31,7 @@ static __device__ __forceinline__ void copy_units(PLACE place, uint64_t from, in
  * Four matrices of bytes, transposed as if two tokens of a dim were a number: lanes with l / 4 < 4 have even dims of two tokens, the
  * others odd ones. The former get four dims of the first token, the latter of the second.
  */
-static __device__ __forceinline__ uint32_t part_bytes(uint32_t x)
+static __device__ __forceinline__ uint32_t separate_bytes(uint32_t x)
 {
     uint32_t other = __shfl_xor_sync(ALL_LANES, x, 16);
     return __byte_perm(x, other, threadIdx.x & 16 ? 0x3715 : 0x6240);
@@ -55,7 +55,7 @@ static __device__ __forceinline__ void transpose_units(PLACE place, int band, in
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            if (BYTES == 1) x[i] = part_bytes(x[i]);
+            if (BYTES == 1) x[i] = separate_bytes(x[i]);
             int chunk = first + i;
             if (chunk >= chunks) break;
             bool real = inside && chunk * (16 / BYTES) + t * (4 / BYTES) < dims;

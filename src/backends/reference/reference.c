@@ -20,28 +20,28 @@ typedef struct {
 } keys;
 
 /* K or V of key j: from the cache as stored, or from this step's k and v. */
-static void load_key(const keys *s, folioi_part part, int64_t j, double *numbers)
+static void load_key(const keys *s, folioi_k_or_v which, int64_t j, double *numbers)
 {
     const folioi_call *call = s->call;
     const folio_attention_desc *a = call->attention;
-    const int32_t dims = part == FOLIOI_K ? a->k_head_size : a->v_head_size;
+    const int32_t dims = which == FOLIOI_K ? a->k_head_size : a->v_head_size;
     bool stored = call->cached && (!call->append || j < s->rows.context_len);
     if (!stored) {
-        const folio_tensor *t = part == FOLIOI_K ? &call->tensors.k : &call->tensors.v;
+        const folio_tensor *t = which == FOLIOI_K ? &call->tensors.k : &call->tensors.v;
         int64_t i = j - s->rows.context_len, at = tensor_index(t, s->rows.new_row + i, s->kv_head);
         int64_t position = call_position(call, &s->rows, i);
         for (int32_t d = 0; d < dims; d++)
-            numbers[d] = part == FOLIOI_V
+            numbers[d] = which == FOLIOI_V
                              ? load_f32(t->data, t->dtype, at + d)
                              : rotated_number(&call->rotation, t->data, t->dtype, at, d, position);
         return;
     }
-    folioi_kv_side side = kv_side(&call->layer, part);
+    folioi_kv_side side = kv_side(&call->layer, which);
     int64_t bs = call->layer.format->desc.block_size;
     int64_t block = s->rows.blocks[j / bs], token = j % bs;
     const folio_tensors *given = &call->tensors;
-    float fp8 = part == FOLIOI_K ? head_scale(given->k_head_scales, given->k_scale, s->kv_head)
-                                 : head_scale(given->v_head_scales, given->v_scale, s->kv_head);
+    float fp8 = which == FOLIOI_K ? head_scale(given->k_head_scales, given->k_scale, s->kv_head)
+                                  : head_scale(given->v_head_scales, given->v_scale, s->kv_head);
     double scale = kv_scale(&side, block, s->kv_head, token, fp8);
     int64_t at = address_token(side.at, block, s->kv_head, token);
     for (int32_t d = 0; d < dims; d++)

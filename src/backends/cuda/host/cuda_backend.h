@@ -84,7 +84,7 @@ folio_status folioi_cuda_merge_parts(const folio_context *ctx, const folio_merge
                                      void *stream);
 
 /** K or V of a layer as kernels take it. */
-folioi_cuda_side folioi_cuda_side_of(const folioi_kv_layer *layer, folioi_part part, float scale,
+folioi_cuda_side folioi_cuda_side_of(const folioi_kv_layer *layer, folioi_k_or_v which, float scale,
                                      const float *head_scales);
 
 static inline folioi_cuda_rows rows_of(const folio_tensor *t)

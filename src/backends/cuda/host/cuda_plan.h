@@ -70,7 +70,7 @@ typedef struct folioi_cuda_plan {
     folioi_cuda_place blocks, cross_blocks, slots, cross_slots, jobs, problems, num_checked;
     folioi_cuda_place
         counters; /* [FOLIOI_CUDA_WORKSPACES][counter_bytes]; zeros between forwards */
-    size_t staged_bytes, bytes; /* the arena's first part is copied from a stage */
+    size_t staged_bytes, bytes; /* the arena's beginning is copied from a stage */
     char *device, *stage[FOLIOI_CUDA_STAGES];
     cudaEvent_t copied[FOLIOI_CUDA_STAGES]; /* the copy out of a stage is done */
     int current;

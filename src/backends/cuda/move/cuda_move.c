@@ -3,10 +3,10 @@
 
 #include <string.h>
 
-folioi_cuda_side folioi_cuda_side_of(const folioi_kv_layer *layer, folioi_part part, float scale,
+folioi_cuda_side folioi_cuda_side_of(const folioi_kv_layer *layer, folioi_k_or_v which, float scale,
                                      const float *head_scales)
 {
-    folioi_kv_side s = kv_side(layer, part);
+    folioi_kv_side s = kv_side(layer, which);
     return (folioi_cuda_side){s.base, s.scales, *s.at, *s.scales_at, scale, head_scales};
 }
 
@@ -28,14 +28,14 @@ static folioi_cuda_moves moves_of(const folioi_kv_layer *layer, const folioi_kv_
 {
     const folio_kv_cache_desc *d = &layer->format->desc;
     folioi_cuda_moves moves = {.slots = slots, .num_slots = num_slots};
-    for (folioi_part part = FOLIOI_K; part <= FOLIOI_V; part++) {
-        bool v = part == FOLIOI_V;
-        folioi_cuda_move *m = &moves.part[part - FOLIOI_K];
+    for (folioi_k_or_v which = FOLIOI_K; which <= FOLIOI_V; which++) {
+        bool v = which == FOLIOI_V;
+        folioi_cuda_move *m = &moves.kv[which - FOLIOI_K];
         *m = (folioi_cuda_move){
             .rows = rows_of(v ? &t->v : &t->k),
             .rows_dtype = v ? t->v.dtype : t->k.dtype,
             .dtype = d->dtype,
-            .side = folioi_cuda_side_of(layer, part, v ? t->v_scale : t->k_scale,
+            .side = folioi_cuda_side_of(layer, which, v ? t->v_scale : t->k_scale,
                                         v ? t->v_head_scales : t->k_head_scales),
             .num_heads = d->num_kv_heads,
             .dims = v ? d->v_head_size : d->k_head_size,
@@ -52,7 +52,7 @@ folio_status folioi_cuda_store(const folio_context *ctx, const folioi_kv_layer *
                                const folioi_cuda_rotations *rotations, cudaStream_t stream)
 {
     folioi_cuda_moves moves = moves_of(layer, t, slots, num_slots);
-    if (kv_last_part(layer->format) == FOLIOI_K) moves.part[FOLIOI_V].rows.data = NULL;
+    if (kv_last(layer->format) == FOLIOI_K) moves.kv[FOLIOI_V].rows.data = NULL;
     moves.rotations = *rotations;
     moves.overlaps = device_of(ctx)->sm.overlaps;
     return folioi_cuda_status(folioi_cuda_store_rows(&moves, stream), "kernel store_rows");
@@ -125,12 +125,12 @@ static int32_t bytes_of(folio_dtype dtype)
 }
 
 static int64_t base_bits(const folioi_kv_layer *from, const folioi_kv_layer *to, int32_t num_layers,
-                         folioi_part part)
+                         folioi_k_or_v which)
 {
     int64_t bits = 0;
     for (int32_t l = 0; l < num_layers; l++)
-        bits |= (int64_t)(uintptr_t)kv_side(&from[l], part).base |
-                (int64_t)(uintptr_t)kv_side(&to[l], part).base;
+        bits |= (int64_t)(uintptr_t)kv_side(&from[l], which).base |
+                (int64_t)(uintptr_t)kv_side(&to[l], which).base;
     return bits;
 }
 
@@ -151,15 +151,15 @@ static int32_t unit_of(const folioi_address *from, const folioi_address *to, int
 
 /* How K or V goes; in *bits every bit that is set in an address or a length of its runs. */
 static folioi_cuda_way way_of(const folioi_kv_layer *from, const folioi_kv_layer *to,
-                              int32_t num_layers, folioi_part part, int64_t *bits)
+                              int32_t num_layers, folioi_k_or_v which, int64_t *bits)
 {
     int32_t tokens = from->format->desc.block_size;
-    folioi_kv_side f = kv_side(from, part), t = kv_side(to, part);
+    folioi_kv_side f = kv_side(from, which), t = kv_side(to, which);
     folioi_cuda_way w = {*f.at, *t.at, *f.scales_at, *t.scales_at, f.dims, 0, 1};
     if (address_has_rows(f.at) && address_has_rows(t.at)) w.run = 1;
     int32_t dense = address_same_order(f.at, t.at) ? address_run(t.at, tokens, t.dims) : 0;
     if (dense > 0) w.run = dense;
-    int64_t bases = base_bits(from, to, num_layers, part);
+    int64_t bases = base_bits(from, to, num_layers, which);
     if (w.run == 0) {
         w.unit = unit_of(f.at, t.at, f.dims, bases, bytes_of(f.dtype));
         return w;
@@ -211,7 +211,7 @@ static folioi_cuda_blocks blocks_of(const folioi_kv_layer *from, const folioi_kv
     folioi_cuda_blocks b = {
         .way = {way_of(from, to, num_layers, FOLIOI_K, &bits),
                 way_of(from, to, num_layers, FOLIOI_V, &bits)},
-        .num_parts = kv_last_part(from->format) + 1,
+        .num_sides = kv_last(from->format) + 1,
         .elem = bytes_of(d->dtype),
         .num_heads = d->num_kv_heads,
         .block_size = d->block_size,
@@ -219,13 +219,13 @@ static folioi_cuda_blocks blocks_of(const folioi_kv_layer *from, const folioi_kv
         .max_grid = grid_for(from->k, to->k),
     };
     b.vector = bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : bits % 2 == 0 ? 2 : 1;
-    for (folioi_part part = FOLIOI_K; part <= FOLIOI_V; part++)
+    for (folioi_k_or_v which = FOLIOI_K; which <= FOLIOI_V; which++)
         for (int32_t l = 0; l < num_layers; l++) {
-            folioi_kv_side f = kv_side(&from[l], part), t = kv_side(&to[l], part);
-            b.bases[part][0][l] = f.base;
-            b.bases[part][1][l] = t.base;
-            b.bases[part][2][l] = (char *)f.scales;
-            b.bases[part][3][l] = (char *)t.scales;
+            folioi_kv_side f = kv_side(&from[l], which), t = kv_side(&to[l], which);
+            b.bases[which][0][l] = f.base;
+            b.bases[which][1][l] = t.base;
+            b.bases[which][2][l] = (char *)f.scales;
+            b.bases[which][3][l] = (char *)t.scales;
         }
     return b;
 }

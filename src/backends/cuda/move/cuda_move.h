@@ -15,8 +15,8 @@ typedef struct folioi_cuda_move {
 
 /** K and V of rows: one launch for both. */
 typedef struct folioi_cuda_moves {
-    folioi_cuda_move part[2]; /* rows.data NULL: not this one; to store, K alone is enough */
-    const int64_t *slots;     /* in device memory */
+    folioi_cuda_move kv[2]; /* rows.data NULL: not this one; to store, K alone is enough */
+    const int64_t *slots;   /* in device memory */
     int64_t num_slots;
     int32_t overlaps;                /* see folioi_cuda_sm */
     folioi_cuda_rotations rotations; /* of K that is stored */
@@ -56,7 +56,7 @@ typedef struct folioi_cuda_way {
 enum { FOLIOI_CUDA_MOVE_LAYERS = 128, FOLIOI_CUDA_MOVE_PAIRS = 512 };
 typedef struct folioi_cuda_blocks {
     folioi_cuda_way way[2]; /* K, V */
-    int32_t num_parts;      /* 1: the caches have no V */
+    int32_t num_sides;      /* 1: the caches have no V */
     int32_t elem;           /* bytes of a number */
     int32_t vector;         /* bytes that may be moved at once: 16, 4, 2 or 1 */
     int32_t num_heads, block_size, num_layers, num_pairs;

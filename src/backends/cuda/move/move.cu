@@ -65,7 +65,7 @@ __device__ void rotate_into_cache(const folioi_cuda_move &m, const folioi_rotati
 __global__ void store_rows(const __grid_constant__ folioi_cuda_moves moves)
 {
     let_next_begin();
-    const folioi_cuda_move &m = moves.part[blockIdx.y];
+    const folioi_cuda_move &m = moves.kv[blockIdx.y];
     int64_t unit = unit_index(), row = unit / m.num_heads, head = unit % m.num_heads;
     await_kernels_ahead();
     if (row >= moves.num_slots || moves.slots[row] < 0) return;
@@ -116,8 +116,8 @@ __device__ void rotate_numbers(const folioi_cuda_rotate_args &t, int64_t from, i
 /* Tasks of a row that one warp does: two for each lane. */
 constexpr int TASKS = 2 * WARP;
 
-/* The part-th TASKS of those of all heads of a row. */
-__device__ void rotate_in_pieces(const folioi_cuda_rotate_args &t, int64_t row, int32_t part,
+/* Slice `slice` of the tasks of all heads of a row, TASKS of them. */
+__device__ void rotate_in_pieces(const folioi_cuda_rotate_args &t, int64_t row, int32_t slice,
                                  int64_t position)
 {
     const folioi_rotation &r = t.rotations.rotation;
@@ -125,7 +125,7 @@ __device__ void rotate_in_pieces(const folioi_cuda_rotate_args &t, int64_t row, 
     int32_t per_head = num_tasks(r, t.dims), all = per_head * t.num_heads;
 #pragma unroll
     for (int32_t n = 0; n < TASKS; n += WARP) {
-        int32_t i = part * TASKS + n + (int32_t)threadIdx.x % WARP, head = i / per_head;
+        int32_t i = slice * TASKS + n + (int32_t)threadIdx.x % WARP, head = i / per_head;
         if (i >= all) return;
         uint16_t *to = (uint16_t *)t.to.data + row * t.to.token + head * t.to.head;
         const uint16_t *from = (const uint16_t *)t.from.data + row * t.from.token;
@@ -135,25 +135,25 @@ __device__ void rotate_in_pieces(const folioi_cuda_rotate_args &t, int64_t row, 
     }
 }
 
-/* A unit is a head of a row, or in pieces a part of a row's tasks. */
+/* A unit is a head of a row, or in pieces a slice of a row's tasks. */
 __global__ void rotate_rows(const __grid_constant__ folioi_cuda_rotate_args t)
 {
     let_next_begin();
-    int64_t unit = unit_index(), row = unit / t.units, part = unit % t.units;
+    int64_t unit = unit_index(), row = unit / t.units, slice = unit % t.units;
     await_kernels_ahead();
     if (row >= t.num_rows) return;
     int32_t seq = find_seq(t.rotations.counts, t.rotations.seqs, row);
     if (seq < 0) return;
     int64_t position = position_in(t.rotations, seq, row);
-    if (t.in_pieces) rotate_in_pieces(t, row, (int32_t)part, position);
+    if (t.in_pieces) rotate_in_pieces(t, row, (int32_t)slice, position);
     else
-        rotate_numbers(t, row * t.from.token + part * t.from.head,
-                       row * t.to.token + part * t.to.head, position);
+        rotate_numbers(t, row * t.from.token + slice * t.from.head,
+                       row * t.to.token + slice * t.to.head, position);
 }
 
 __global__ void gather_rows(const __grid_constant__ folioi_cuda_moves moves)
 {
-    const folioi_cuda_move &m = moves.part[blockIdx.y];
+    const folioi_cuda_move &m = moves.kv[blockIdx.y];
     int64_t unit = unit_index(), row = unit / m.num_heads, head = unit % m.num_heads;
     if (m.rows.data == nullptr || row >= moves.num_slots) return;
     int64_t slot = moves.slots[row], to = row * m.rows.token + head * m.rows.head;
@@ -207,18 +207,18 @@ __device__ void copy_apart(char *to, const char *from, int64_t token, const foli
 
 /* A run of one head of a block of K or V in one layer, as stored. */
 template <typename V>
-__device__ void move_run(const folioi_cuda_blocks &b, int part, int64_t layer, int64_t pair,
+__device__ void move_run(const folioi_cuda_blocks &b, int which, int64_t layer, int64_t pair,
                          int64_t head, int64_t first, int32_t tokens)
 {
-    const folioi_cuda_way &w = b.way[part];
+    const folioi_cuda_way &w = b.way[which];
     int64_t from_block = b.pairs[pair][0], to_block = b.pairs[pair][1];
     const char *from =
-        b.bases[part][0][layer] + address_token(&w.from, from_block, head, first) * b.elem;
-    char *to = b.bases[part][1][layer] + address_token(&w.to, to_block, head, first) * b.elem;
+        b.bases[which][0][layer] + address_token(&w.from, from_block, head, first) * b.elem;
+    char *to = b.bases[which][1][layer] + address_token(&w.to, to_block, head, first) * b.elem;
     if (w.run > 0) copy_run<V>(to, from, (int64_t)tokens * w.dims * b.elem);
     else copy_apart(to, from, first, w, b.elem);
-    const float *from_scales = (const float *)b.bases[part][2][layer];
-    float *to_scales = (float *)b.bases[part][3][layer];
+    const float *from_scales = (const float *)b.bases[which][2][layer];
+    float *to_scales = (float *)b.bases[which][3][layer];
     if (from_scales == nullptr) return;
     for (int64_t t = first + threadIdx.x % WARP; t < first + tokens; t += WARP)
         to_scales[address_token(&w.to_scales, to_block, head, t)] =
@@ -231,7 +231,7 @@ template <typename V> __global__ void move_blocks(const __grid_constant__ folioi
     int32_t k_tokens = b.way[0].run > 0 ? b.way[0].run : 1;
     int32_t v_tokens = b.way[1].run > 0 ? b.way[1].run : 1;
     int64_t k_runs = b.block_size / k_tokens, runs = k_runs;
-    if (b.num_parts > 1) runs += b.block_size / v_tokens;
+    if (b.num_sides > 1) runs += b.block_size / v_tokens;
     int64_t units = runs * b.num_heads * b.num_layers * b.num_pairs;
     for (int64_t unit = unit_index(); unit < units; unit += (int64_t)gridDim.x * THREADS / WARP) {
         int64_t run = unit % runs, head = unit / runs % b.num_heads;
@@ -286,8 +286,8 @@ __global__ void merge_states(const __grid_constant__ folioi_cuda_merge m)
 
 static dim3 grid_of(const folioi_cuda_moves *m)
 {
-    return dim3(blocks_for(m->num_slots * m->part[0].num_heads),
-                m->part[1].rows.data != nullptr ? 2 : 1);
+    return dim3(blocks_for(m->num_slots * m->kv[0].num_heads),
+                m->kv[1].rows.data != nullptr ? 2 : 1);
 }
 
 /* Code that was made on the way from PTX of an earlier card does not wait. */
@@ -326,8 +326,8 @@ cudaError_t folioi_cuda_gather_rows(const folioi_cuda_moves *moves, cudaStream_t
 cudaError_t folioi_cuda_move_blocks(const folioi_cuda_blocks *b, cudaStream_t stream)
 {
     int64_t runs = 0;
-    for (int part = 0; part < b->num_parts; part++)
-        runs += b->way[part].run > 0 ? b->block_size / b->way[part].run : b->block_size;
+    for (int which = 0; which < b->num_sides; which++)
+        runs += b->way[which].run > 0 ? b->block_size / b->way[which].run : b->block_size;
     int64_t units = runs * b->num_heads * b->num_layers * b->num_pairs;
     if (units == 0) return cudaSuccess;
     unsigned grid = blocks_for(units);

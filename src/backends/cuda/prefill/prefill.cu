@@ -9,14 +9,14 @@
 
 const folioi_cuda_line *folioi_cuda_prefill_line(int32_t n)
 {
-    static const folioi_prefill_line *const parts[] = {
+    static const folioi_prefill_line *const lists[] = {
 #ifdef FOLIO_CUDA_HOPPER
         folioi_prefill_hopper, folioi_prefill_latent,
 #endif
         folioi_prefill_fixed, folioi_prefill_bytes, folioi_prefill_flexible};
-    for (const folioi_prefill_line *part : parts)
-        for (; part->line.name != NULL; part++)
-            if (n-- == 0) return &part->line;
+    for (const folioi_prefill_line *line : lists)
+        for (; line->line.name != NULL; line++)
+            if (n-- == 0) return &line->line;
     return NULL;
 }
 
@@ -48,8 +48,8 @@ bool folioi_prefill_aligned(const folioi_cuda_layer *l)
 
 /* How many tiles of `rows` rows compute one of the list for a kv head. */
 typedef struct tile_pieces {
-    int32_t heads, head_parts; /* query heads of one, and tiles a head group needs */
-    int32_t pieces;            /* of the queries                              */
+    int32_t heads, head_slices; /* query heads of one, and tiles a head group needs */
+    int32_t pieces;             /* of the queries                              */
 } tile_pieces;
 
 static tile_pieces pieces_of(int32_t rows, int32_t heads_per_kv, int32_t queries)
@@ -71,7 +71,7 @@ static int64_t units_of(const folioi_cuda_line *line, const folioi_cuda_layer *p
 {
     const folioi_prefill_line *l = (const folioi_prefill_line *)line;
     tile_pieces p = pieces_of(l->rows, shape->heads_per_kv, shape->queries);
-    return prototype->num_kv_heads * ceil_div(prototype->v_dims, l->values) * p.head_parts *
+    return prototype->num_kv_heads * ceil_div(prototype->v_dims, l->values) * p.head_slices *
            p.pieces;
 }
 
@@ -93,7 +93,7 @@ void folioi_cuda_prefill_init(folioi_cuda_prefill_plan *plan, const folioi_cuda_
     shape->window_left = prototype->window_left;
     shape->window_right = prototype->window_right;
     int32_t units = prototype->num_kv_heads *
-                    pieces_of(first->rows, shape->heads_per_kv, shape->queries).head_parts;
+                    pieces_of(first->rows, shape->heads_per_kv, shape->queries).head_slices;
     shape->num_at_once = (int32_t)max_i64((int64_t)l->sm.count * first->blocks / units, 1);
     shape->num_alone = (int32_t)max_i64(l->sm.count / units, 1);
     if (l->batch_invariant) shape->split_len = fixed_split_len(l->max_seq_len);
@@ -135,11 +135,11 @@ prefill_args folioi_prefill_args(const folioi_prefill_line *line, const folioi_c
     a.heads_per_kv = plan->shape.heads_per_kv;
     tile_pieces pieces = pieces_of(line->rows, a.heads_per_kv, plan->shape.queries);
     a.heads = pieces.heads;
-    a.head_parts = pieces.head_parts;
-    a.value_parts = (int32_t)ceil_div(layer->v_dims, line->values);
+    a.head_slices = pieces.head_slices;
+    a.value_slices = (int32_t)ceil_div(layer->v_dims, line->values);
     a.pieces = pieces.pieces;
     a.queries = (int32_t)ceil_div(plan->shape.queries, a.pieces);
-    a.units = layer->num_kv_heads * a.head_parts * a.value_parts * a.pieces;
+    a.units = layer->num_kv_heads * a.head_slices * a.value_slices * a.pieces;
     a.room = (int32_t)plan->room.items;
     a.counters = run->counters;
     a.part_out = (float *)(run->workspace + plan->counter_bytes);

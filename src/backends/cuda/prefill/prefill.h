@@ -45,7 +45,7 @@ typedef struct folioi_prefill_line {
 /** Line n of hopper_instances.def and prefill_instances.def, in this order; NULL past the last. */
 const folioi_cuda_line *folioi_cuda_prefill_line(int32_t n);
 
-/** The parts of the list, each compiled in its file; the last line of a part has no name. */
+/** The lists of lines, each compiled in its file; the last line of a list has no name. */
 extern const folioi_prefill_line folioi_prefill_hopper[], folioi_prefill_latent[],
     folioi_prefill_fixed[], folioi_prefill_bytes[], folioi_prefill_flexible[];
 

@@ -232,7 +232,7 @@ static __device__ __forceinline__ void transpose_side(const prefill_args &a, typ
         fill_unit<I, ROW_BYTES>(a, sh, to, key0, is_v);
 }
 
-/* The warp's part of a tile that has come, in rows. A barrier follows. */
+/* The warp's share of a tile that has come, in rows. A barrier follows. */
 template <class I>
 static __device__ __forceinline__ void transpose_tile(const prefill_args &a, typename I::shared &sh,
                                                       int stage, int32_t tile)

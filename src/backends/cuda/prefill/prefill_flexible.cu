@@ -5,9 +5,9 @@ static bool matches(const folioi_cuda_line *line, const folioi_cuda_layer *l,
                     const folioi_cuda_sm *sm, int32_t rows)
 {
     (void)sm, (void)rows;
-    /* large V is computed in parts, each from all of q: out in place of q would end it with the first */
-    bool in_parts = l->v_dims > ((const folioi_prefill_line *)line)->values;
-    if (in_parts && l->out.data != NULL && l->out.data == l->q.data) return false;
+    /* large V is computed in slices, each from all of q: out in place of q would end it with the first */
+    bool in_slices = l->v_dims > ((const folioi_prefill_line *)line)->values;
+    if (in_slices && l->out.data != NULL && l->out.data == l->q.data) return false;
     return l->dtype == line->dtype && l->k_dims <= line->k_dims && l->v_dims <= line->v_dims &&
            folioi_prefill_can(l);
 }

@@ -29,8 +29,8 @@ struct prefill_args {
     int32_t heads;        /* of them, those of one tile           */
     int32_t pieces;       /* that a tile of the list is computed in */
     int32_t queries;      /* of one piece                         */
-    int32_t head_parts;   /* tiles a head group needs                  */
-    int32_t value_parts;  /* tiles the numbers of a V row need    */
+    int32_t head_slices;  /* tiles a head group needs                  */
+    int32_t value_slices; /* tiles the numbers of a V row need    */
     int32_t aligned;      /* rows may be copied in 16-byte chunks, 8-bit ones in chunks of 8 */
     int32_t is_direct;    /* aligned, and K and V are of 16 bits: they need no widening */
     int32_t xpacked;      /* V lies by dims                       */
@@ -142,7 +142,7 @@ struct prefill_instance {
 };
 
 /* The first keys of a key tile, for edges. */
-template <class I, int KEYS_> struct part_tile : I {
+template <class I, int KEYS_> struct short_tile : I {
     static constexpr int KEYS = KEYS_;
 };
 

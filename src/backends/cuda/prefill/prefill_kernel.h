@@ -85,7 +85,7 @@ static __device__ __forceinline__ void add_values(prefill_scores<I, M> &s,
 }
 
 template <class I, int M, int TEAM = 1>
-static __device__ __forceinline__ void attend_part(prefill_state<I::DV, M> &st,
+static __device__ __forceinline__ void attend_some(prefill_state<I::DV, M> &st,
                                                    const prefill_args &a, typename I::shared &sh,
                                                    const at_hand &h, bool is_edge, bool any_values)
 {
@@ -122,9 +122,9 @@ template <class I, typename F> static __device__ __forceinline__ void with_keys(
 {
     constexpr int STEP = I::KV != KV_WIDE ? 32 : EDGE_STEP;
     if (keys <= 0) return;
-    if (keys <= 16 && STEP <= 16) f(part_tile<I, 16>());
-    else if (keys <= 32 && I::KEYS > 32 && STEP <= 32) f(part_tile<I, 32>());
-    else if (keys <= 48 && I::KEYS > 48 && STEP <= 16) f(part_tile<I, 48>());
+    if (keys <= 16 && STEP <= 16) f(short_tile<I, 16>());
+    else if (keys <= 32 && I::KEYS > 32 && STEP <= 32) f(short_tile<I, 32>());
+    else if (keys <= 48 && I::KEYS > 48 && STEP <= 16) f(short_tile<I, 48>());
     else f(I());
 }
 
@@ -138,19 +138,19 @@ static __device__ __forceinline__ void attend_keys(prefill_state<I::DV, M> &st,
     int32_t first = tile_of<I>(h, sh) * I::KEYS, keys = I::KEYS;
     bool is_edge = first < w.all_begin || first + I::KEYS > w.all_end;
     if constexpr (TEAM > 1) {
-        attend_part<part_tile<I, I::KEYS / TEAM>, M, TEAM>(st, a, sh, h, is_edge, false);
+        attend_some<short_tile<I, I::KEYS / TEAM>, M, TEAM>(st, a, sh, h, is_edge, false);
     } else if constexpr (I::FIXED) {
         if (is_edge && !any_values) keys = warp_end<I, M>(sh, row_of<I>(h, sh)) - first;
         constexpr int STEP = I::KV != KV_WIDE ? 32 : EDGE_STEP;
         if (keys <= 0) return;
         else if (keys <= 16 && STEP <= 16)
-            attend_part<part_tile<I, 16>, M>(st, a, sh, h, true, false);
+            attend_some<short_tile<I, 16>, M>(st, a, sh, h, true, false);
         else if (keys <= 32 && I::KEYS > 32 && STEP <= 32)
-            attend_part<part_tile<I, 32>, M>(st, a, sh, h, true, false);
+            attend_some<short_tile<I, 32>, M>(st, a, sh, h, true, false);
         else if (keys <= 48 && I::KEYS > 48 && STEP <= 16)
-            attend_part<part_tile<I, 48>, M>(st, a, sh, h, true, false);
-        else attend_part<I, M>(st, a, sh, h, is_edge, any_values);
-    } else attend_part<I, M>(st, a, sh, h, is_edge, any_values);
+            attend_some<short_tile<I, 48>, M>(st, a, sh, h, true, false);
+        else attend_some<I, M>(st, a, sh, h, is_edge, any_values);
+    } else attend_some<I, M>(st, a, sh, h, is_edge, any_values);
 }
 
 /* ---- all key tiles ---- */
@@ -225,13 +225,13 @@ static __device__ __forceinline__ void attend_split_keys(prefill_state<I::DV, M>
         return;
     }
     int32_t keys = warp_end<I, M>(sh, row_of<I>(h, sh)) - tile_of<I>(h, sh) * I::KEYS;
-    with_keys<I>(keys, [&](auto part) {
-        using P = decltype(part);
+    with_keys<I>(keys, [&](auto some) {
+        using P = decltype(some);
         weigh_keys<P, M>(*(prefill_scores<P, M> *)s, st, a, sh, h, true, false);
     });
     await_values();
-    with_keys<I>(keys, [&](auto part) {
-        using P = decltype(part);
+    with_keys<I>(keys, [&](auto some) {
+        using P = decltype(some);
         add_values<P, M>(*(prefill_scores<P, M> *)s, st, a, sh, h, false, 0);
     });
 }
@@ -375,17 +375,17 @@ static __device__ __forceinline__ prefill_work work_of(const prefill_args &a,
 {
     const folioi_cuda_layer &l = a.layer;
     prefill_work w;
-    int32_t part = divide(unit, l.num_kv_heads), whole_part = divide(part, a.head_parts);
-    int32_t piece = divide(whole_part, a.value_parts),
-            value_part = whole_part - piece * a.value_parts;
-    int32_t head_part = part - whole_part * a.head_parts;
+    int32_t slice = divide(unit, l.num_kv_heads), whole_slice = divide(slice, a.head_slices);
+    int32_t piece = divide(whole_slice, a.value_slices),
+            value_slice = whole_slice - piece * a.value_slices;
+    int32_t head_slice = slice - whole_slice * a.head_slices;
     w.seq = item.seq;
     w.first_query = item.first_query + piece * a.queries;
     w.past_query = min(w.first_query + a.queries, item.first_query + item.num_queries);
-    w.kv_head = unit - part * l.num_kv_heads;
-    w.first_head = w.kv_head * a.heads_per_kv + head_part * a.heads;
-    w.num_heads = min(a.heads, a.heads_per_kv - head_part * a.heads);
-    w.first_value = I::FIXED ? 0 : value_part * I::DV;
+    w.kv_head = unit - slice * l.num_kv_heads;
+    w.first_head = w.kv_head * a.heads_per_kv + head_slice * a.heads;
+    w.num_heads = min(a.heads, a.heads_per_kv - head_slice * a.heads);
+    w.first_value = I::FIXED ? 0 : value_slice * I::DV;
     w.unit = unit;
     w.part = item.part;
     w.num_parts = item.num_parts;

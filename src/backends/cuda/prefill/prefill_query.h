@@ -38,8 +38,8 @@ static __device__ __forceinline__ void halve_q(uint64_t mine, bool is_none, bool
     uint32_t to = shared_address(sh.q);
 #pragma unroll 2
     for (int first = 0; first < I::WARP_ROWS; first += 32 / LANES) {
-        int lane = fresh_lane(), row = first + lane / LANES, part = lane % LANES;
-        const uint4 *from = (const uint4 *)__shfl_sync(ALL_LANES, mine, row) + part * 2;
+        int lane = fresh_lane(), row = first + lane / LANES, slice = lane % LANES;
+        const uint4 *from = (const uint4 *)__shfl_sync(ALL_LANES, mine, row) + slice * 2;
         uint4 x = make_uint4(0, 0, 0, 0), y = x;
         if (!__shfl_sync(ALL_LANES, (int)is_none, row)) x = __ldg(from), y = __ldg(from + 1);
         float unit = 1.0f;
@@ -56,11 +56,11 @@ static __device__ __forceinline__ void halve_q(uint64_t mine, bool is_none, bool
             y = make_uint4(halve(y.x, factor), halve(y.y, factor), halve(y.z, factor),
                            halve(y.w, factor));
         }
-        store_shared(to + chunk_at<I::DK * 2>(row0 + row, part * 2),
+        store_shared(to + chunk_at<I::DK * 2>(row0 + row, slice * 2),
                      make_uint4(x.x, x.z, y.x, y.z));
-        store_shared(to + chunk_at<I::DK * 2>(row0 + row, part * 2 + 1),
+        store_shared(to + chunk_at<I::DK * 2>(row0 + row, slice * 2 + 1),
                      make_uint4(x.y, x.w, y.y, y.w));
-        if (part == 0) sh.rows[row0 + row].unit = unit * k_scale;
+        if (slice == 0) sh.rows[row0 + row].unit = unit * k_scale;
     }
 }
 

@@ -127,14 +127,14 @@ typedef struct hopper_args {
     int32_t heads_per_kv;            /* query heads of one kv head */
     int32_t heads;                   /* of them, those of one tile */
     uint32_t inverse;                /* row / heads is row * inverse >> 16 */
-    int32_t head_parts;              /* tiles a head group needs */
+    int32_t head_slices;             /* tiles a head group needs */
     int32_t queries;                 /* of a tile that is full */
     int32_t q_boxes;                 /* of its rows of q: one for each warpgroup, or one for all */
     int32_t block_pages;             /* pages of a block */
     int32_t page_shift;              /* log2 of it, or -1 */
     int32_t tile_blocks, tile_pages; /* a key tile is so many blocks and pages */
     int32_t table_len;  /* block numbers that there are at least, as far as the host knows */
-    int32_t units;      /* tiles an item makes: kv heads times head_parts */
+    int32_t units;      /* tiles an item makes: kv heads times head_slices */
     int32_t most_shift; /* log2 of the largest power of 2 that divides it */
     uint32_t out_token, out_head; /* strides of out, in units of 16 bytes */
     hopper_options options;
@@ -164,7 +164,7 @@ typedef struct alignas(16) tile_out {
     int32_t num_queries, num_heads;
 } tile_out;
 
-/* A tile that was taken. Who computes waits for each of its parts: they are loaded whole. */
+/* A tile that was taken. Who computes waits for each of its pieces: they are loaded whole. */
 template <int WARPGROUPS> struct hopper_tile {
     tile_keys keys;
     tile_edge begins, ends;
@@ -321,18 +321,19 @@ static __device__ __forceinline__ void find_tile(const hopper_args &a, tile_orde
                                                  tile_of<I> &t)
 {
     order.go_to(n);
-    int32_t unit = order.unit(n), kv_head = unit, head_part = 0;
+    int32_t unit = order.unit(n), kv_head = unit, head_slice = 0;
     const folioi_prefill_item item = load_item(a.items + order.item(n));
-    if (a.head_parts > 1) kv_head = unit / a.head_parts, head_part = unit - kv_head * a.head_parts;
+    if (a.head_slices > 1)
+        kv_head = unit / a.head_slices, head_slice = unit - kv_head * a.head_slices;
     const folioi_cuda_rows &out = a.layer.out;
     t.first_query = item.first_query;
     t.query_row = item.sequence.query_row + item.first_query;
     t.table = item.sequence.table;
     t.key_len = item.sequence.key_len;
     t.kv_head = kv_head;
-    t.first_head = kv_head * a.heads_per_kv + head_part * a.heads;
+    t.first_head = kv_head * a.heads_per_kv + head_slice * a.heads;
     t.out = {(uint16_t *)out.data + t.query_row * out.token + t.first_head * out.head,
-             item.num_queries, min(a.heads, a.heads_per_kv - head_part * a.heads)};
+             item.num_queries, min(a.heads, a.heads_per_kv - head_slice * a.heads)};
     t.is_ragged = item.num_queries * t.out.num_heads < I::ROWS;
     t.part = item.part;
     t.num_parts = item.num_parts;

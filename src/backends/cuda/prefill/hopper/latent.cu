@@ -183,9 +183,9 @@ static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run
     a.heads_per_kv = layer->num_heads / layer->num_kv_heads;
     a.heads = a.heads_per_kv < LATENT_ROWS ? a.heads_per_kv : LATENT_ROWS;
     a.inverse = (65536u + (uint32_t)a.heads - 1) / (uint32_t)a.heads;
-    a.head_parts = (int32_t)ceil_div(a.heads_per_kv, a.heads);
+    a.head_slices = (int32_t)ceil_div(a.heads_per_kv, a.heads);
     a.queries = LATENT_ROWS / a.heads;
-    a.units = layer->num_kv_heads * a.head_parts;
+    a.units = layer->num_kv_heads * a.head_slices;
     a.block_pages = layer->block_size / PAGE_KEYS;
     a.page_shift = shift_of(a.block_pages);
     if (1 << a.page_shift != a.block_pages) a.page_shift = -1;

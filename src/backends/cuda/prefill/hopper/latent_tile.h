@@ -101,17 +101,17 @@ static __device__ __forceinline__ void latent_set_keys(const hopper_args &a, lat
 static __device__ __forceinline__ void latent_find_tile(const hopper_args &a, int32_t n,
                                                         latent_tile &t)
 {
-    int32_t unit = n % a.units, kv_head = unit / a.head_parts;
-    int32_t head_part = unit - kv_head * a.head_parts;
+    int32_t unit = n % a.units, kv_head = unit / a.head_slices;
+    int32_t head_slice = unit - kv_head * a.head_slices;
     const folioi_prefill_item item = load_item(a.items + n / a.units);
     const folioi_cuda_rows &out = a.layer.out;
     t.first_query = item.first_query;
     t.query_row = item.sequence.query_row + item.first_query;
     t.table = item.sequence.table;
     t.kv_head = kv_head;
-    t.first_head = kv_head * a.heads_per_kv + head_part * a.heads;
+    t.first_head = kv_head * a.heads_per_kv + head_slice * a.heads;
     t.out = {(uint16_t *)out.data + t.query_row * out.token + t.first_head * out.head,
-             item.num_queries, min(a.heads, a.heads_per_kv - head_part * a.heads)};
+             item.num_queries, min(a.heads, a.heads_per_kv - head_slice * a.heads)};
     t.part = item.part;
     t.num_parts = item.num_parts;
     t.store = item.store;
