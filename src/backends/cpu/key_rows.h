@@ -4,7 +4,7 @@
  *
  *                       K [k][16]      V [16][v]
  *   tokens are rows     transposed     copied       NHD, HND, k and v as given; K of vLLM 0.6's x-packed caches
- *   dims are rows       copied         transposed      V of vLLM 0.6's caches, K with x = 1
+ *   dims are rows       copied         transposed   V of vLLM 0.6's caches, K with x = 1
  *
  * With DOT a column, or a row, has pairs of numbers.
  */
