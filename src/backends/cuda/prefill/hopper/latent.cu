@@ -3,10 +3,9 @@
  * As many blocks as multiprocessors take tiles until there are none. Of a block's three warpgroups two compute, each half
  * of V for all rows (latent_step.h), and one loads for them.
  */
-#include "backends/cuda/host/launch.h"
+#include "backends/cuda/prefill/hopper/hopper_launch.h"
 #include "backends/cuda/prefill/hopper/latent_load.h"
 #include "backends/cuda/prefill/hopper/latent_parts.h"
-#include "backends/cuda/prefill/prefill.h"
 
 #include <type_traits>
 
@@ -126,38 +125,10 @@ static bool matches(const folioi_cuda_line *line, const folioi_cuda_layer *l,
                     const folioi_cuda_sm *sm, int32_t rows)
 {
     (void)rows;
-    bool has_options =
-        l->soft_cap > 0 || l->slopes != NULL || l->bias.data != NULL || !(l->scale > 0);
-    return sm->capability == 90 && sm->describe_tensor != NULL && l->cached && !l->append &&
-           !has_options && l->dtype == line->dtype && l->kv_dtype == line->kv &&
-           l->k_dims == LATENT_DIMS && l->v_dims == LATENT_VALUES && folioi_cuda_has_pages(&l->k) &&
-           l->k.at.token_tile_stride * 2 == LATENT_BAND_BYTES &&
-           (l->out.data == NULL || l->out.data != l->q.data) &&
-           folioi_cuda_rows_aligned(&l->q, 2, 16) && folioi_cuda_rows_aligned(&l->out, 2, 16) &&
-           (uint64_t)l->q.token < MAX_STRIDE && (uint64_t)l->q.head < MAX_STRIDE;
-}
-
-/* Boxes of 64 numbers of a tile's rows of q. False: the strides are none for a tensor map. */
-static bool describe_queries(hopper_args *a, const folioi_cuda_layer *l, const folioi_cuda_sm *sm)
-{
-    cuuint64_t dims[3] = {LATENT_DIMS, (cuuint64_t)l->num_heads, (cuuint64_t)l->q_rows};
-    cuuint64_t strides[2] = {(cuuint64_t)l->q.head * 2, (cuuint64_t)l->q.token * 2};
-    cuuint32_t box[3] = {64, (cuuint32_t)a->heads, (cuuint32_t)a->queries};
-    cuuint32_t steps[3] = {1, 1, 1};
-    CUtensorMapDataType type =
-        l->dtype == FOLIO_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    decltype(&cuTensorMapEncodeTiled) encode = (decltype(encode))sm->describe_tensor;
-    return encode(&a->q, type, 3, l->q.data, dims, strides, box, steps,
-                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-static int32_t shift_of(int32_t x)
-{
-    int32_t shift = 0;
-    while (shift < 30 && (x >> shift & 1) == 0) shift++;
-    return shift;
+    return matches_hopper(line, l, sm) && !(l->soft_cap > 0) && l->slopes == NULL &&
+           folioi_cuda_has_pages(&l->k) && l->k.at.token_tile_stride * 2 == LATENT_BAND_BYTES &&
+           (l->out.data == NULL || l->out.data != l->q.data) && (uint64_t)l->q.token < MAX_STRIDE &&
+           (uint64_t)l->q.head < MAX_STRIDE;
 }
 
 /* Up to so many query heads of a kv head memory is the limit. */
@@ -169,28 +140,7 @@ static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run
 {
     (void)line;
     const folioi_cuda_layer *layer = run->layer;
-    hopper_args a = {};
-    a.layer = {layer->q,          layer->out,         layer->lse,          layer->lse_token,
-               layer->lse_head,   layer->sinks,       layer->k.base,       layer->v.base,
-               layer->k.at,       layer->window_left, layer->window_right, layer->num_kv_heads,
-               layer->block_size, layer->scale};
-    a.blocks = run->step->blocks;
-    a.head = folioi_cuda_prefill_head(plan);
-    a.items = folioi_cuda_prefill_items(plan);
-    a.counters = run->counters;
-    a.part_out = (float *)(run->workspace + plan->counter_bytes);
-    a.part_lse = a.part_out + plan->room.rows * layer->num_kv_heads * LATENT_VALUES;
-    a.heads_per_kv = layer->num_heads / layer->num_kv_heads;
-    a.heads = a.heads_per_kv < LATENT_ROWS ? a.heads_per_kv : LATENT_ROWS;
-    a.inverse = (65536u + (uint32_t)a.heads - 1) / (uint32_t)a.heads;
-    a.head_slices = (int32_t)ceil_div(a.heads_per_kv, a.heads);
-    a.queries = LATENT_ROWS / a.heads;
-    a.units = layer->num_kv_heads * a.head_slices;
-    a.block_pages = layer->block_size / PAGE_KEYS;
-    a.page_shift = shift_of(a.block_pages);
-    if (1 << a.page_shift != a.block_pages) a.page_shift = -1;
-    a.table_len = whole->num_keys / layer->block_size;
-    a.scale_log2 = layer->scale * LOG2E;
+    hopper_args a = hopper_args_of(run, plan, whole, LATENT_ROWS, LATENT_VALUES);
     int64_t most = plan->room.items * a.units;
     if (most == 0) return cudaSuccess;
     if (most > INT32_MAX - plan->sm.count) return cudaErrorInvalidConfiguration;
