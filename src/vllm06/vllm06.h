@@ -27,12 +27,11 @@ typedef enum folioi_vllm06_which {
     FOLIOI_VLLM06_ENCODER,
     FOLIOI_VLLM06_ENCODER_ONLY,
     FOLIOI_VLLM06_CROSS,
-    FOLIOI_VLLM06_PAGED, /* of paged_attention */
-    FOLIOI_VLLM06_NUM_WHICH
+    FOLIOI_VLLM06_PAGED /* of paged_attention */
 } folioi_vllm06_which;
 
-/** More than models have; a plan that would list more is made anew. */
-enum { FOLIOI_VLLM06_MOST_ATTENTIONS = 8 };
+/** More than models need; a state with as many drops its oldest for a new one. */
+enum { FOLIOI_VLLM06_MOST_PLANS = 64 };
 
 /** What a plan was updated with. */
 typedef struct folioi_vllm06_part {
@@ -42,30 +41,21 @@ typedef struct folioi_vllm06_part {
     void *stream;      /* that its layers run on */
 } folioi_vllm06_part;
 
-/** A plan, and the attentions that it lists: layers of one step that differ share it. */
+/** A plan in a list, the oldest first. Layers that differ in nothing that is named here share it. */
 typedef struct folioi_vllm06_plan {
+    struct folioi_vllm06_plan *next;
+    folio_attention_desc attention;
     folio_attention_type type;
     folioi_vllm06_which which;
     int64_t num_blocks;
     int32_t block_size;
     folio_layout layout; /* of the cache */
-    int32_t num_attentions;
-    folio_attention_desc attentions[FOLIOI_VLLM06_MOST_ATTENTIONS];
     folioi_vllm06_part part;
     folio_batch *batch; /* of paged_attention: NULL */
     folio_plan *plan;
     folioi_array asked; /* of paged_attention: what it was updated with, as numbers */
     int64_t asked_bytes;
-    struct folioi_vllm06_plan *older; /* of a graph's, whose plans stay as they were captured */
 } folioi_vllm06_plan;
-
-/** One plan for each part of a step and type of attention, or NULL. */
-typedef struct folioi_vllm06_plans {
-    folioi_vllm06_plan *of[FOLIOI_VLLM06_NUM_WHICH][FOLIO_NUM_ATTENTION_TYPES];
-} folioi_vllm06_plans;
-/** All of them, one after another: the first one with `after` NULL, NULL after the last. */
-folioi_vllm06_plan *folioi_vllm06_next_plan(const folioi_vllm06_plans *plans,
-                                            const folioi_vllm06_plan *after);
 
 struct folio_vllm06_metadata {
     uint64_t id; /* of all the state ever had; from 1 */
@@ -84,7 +74,7 @@ struct folio_vllm06_metadata {
     int32_t num_copies;
     folio_vllm06_metadata *prefill, *decode; /* cached views; may be the metadata itself */
     int64_t graph_len;                       /* of a graph's: its longest sequence; else 0 */
-    folioi_vllm06_plans plans;               /* of a graph's: they are its own */
+    folioi_vllm06_plan *plans;               /* of a graph's: they are its own, and all stay */
     folioi_slotset slots;                    /* of a graph's: to find one that two decodes have */
     folio_vllm06_metadata *owner;            /* of a view: it owns the arrays */
 };
@@ -107,7 +97,7 @@ typedef struct folioi_vllm06_kept {
 struct folio_vllm06_state {
     folioi_refs refs;
     folio_context *ctx;
-    folioi_vllm06_plans plans;
+    folioi_vllm06_plan *plans;
     folioi_array kept; /* folioi_vllm06_kept [num_kept] */
     int64_t num_kept, next_kept;
     folioi_array slots;  /* int64_t, of a reshape_and_cache */
@@ -142,14 +132,14 @@ folioi_vllm06_rows folioi_vllm06_table(const folio_vllm06_metadata *m, int64_t i
 
 /** A state over a context, of which it takes the caller's reference. */
 folio_status folioi_vllm06_state_over(folio_context *ctx, folio_vllm06_state **out);
-void folioi_vllm06_drop_plans(folio_context *ctx, folioi_vllm06_plans *plans);
+void folioi_vllm06_drop_plans(folio_context *ctx, folioi_vllm06_plan *plans);
 
-/** The plan for such a part of a step, and the number of the attention in it, made where there is none: the
- * state's, or that of a graph's metadata. graph NULL, cache NULL: none. alone: one that lists no other attention. */
+/** The plan for such an attention in such a part of a step, made where there is none: the state's, or that of a
+ * graph's metadata. graph NULL, cache NULL: none. */
 folio_status folioi_vllm06_find_plan(folio_vllm06_state *state, folio_vllm06_metadata *graph,
                                      const folio_attention_desc *desc, folio_attention_type type,
                                      const folio_kv_cache *cache, folioi_vllm06_which which,
-                                     bool alone, folioi_vllm06_plan **out, int32_t *attention);
+                                     folioi_vllm06_plan **out);
 /** A plan of a graph's metadata, updated with what the metadata holds now. */
 folio_status folioi_vllm06_replan(const folio_vllm06_metadata *m, folioi_vllm06_plan *p,
                                   const folio_run *run);

@@ -13,7 +13,7 @@ typedef struct layer {
     folio_vllm06_impl *impl;
     const folio_vllm06_metadata *m;
     folio_vllm06_forward_args args;
-    folio_kv_cache *cache;       /* NULL: none */
+    folio_kv_cache *cache;       /* NULL: none, as in attention without a cache */
     folioi_vllm06_memory memory; /* of the cache */
     int32_t block_size;          /* of the cache; 0: none */
     folioi_array table;          /* int32_t, room for one sequence's blocks */
@@ -87,23 +87,13 @@ static folio_status attend(layer *l, const group *g, const folio_tensors *tensor
     folioi_vllm06_part part = {shared ? l->m->id : 0, g->first, l->args.key.data != NULL,
                                l->run.stream};
     folioi_vllm06_plan *p;
-    int32_t n;
-    TRY(folioi_vllm06_find_plan(state, graph_of(l), g->desc, g->type, g->cache, g->which, false, &p,
-                                &n));
+    TRY(folioi_vllm06_find_plan(state, graph_of(l), g->desc, g->type, g->cache, g->which, &p));
     if (part.metadata == 0 || part.metadata != p->part.metadata || part.first != p->part.first ||
-        part.fresh != p->part.fresh || part.stream != p->part.stream) {
-        folio_status status = plan_group(l, g, part, p);
-        if (status == FOLIO_ERR_ARGUMENT && p->num_attentions > 1) {
-            /* another layer may see a block that this step does not have */
-            TRY(folioi_vllm06_find_plan(state, NULL, g->desc, g->type, g->cache, g->which, true, &p,
-                                        &n));
-            status = plan_group(l, g, part, p);
-        }
-        TRY(status);
-    }
+        part.fresh != p->part.fresh || part.stream != p->part.stream)
+        TRY(plan_group(l, g, part, p));
     if (l->checking)
-        return folio_attention_check(p->plan, n, g->type, g->cache, 0, tensors, &l->run, NULL);
-    return folio_attention_forward(p->plan, n, g->type, g->cache, 0, tensors, &l->run);
+        return folio_attention_check(p->plan, 0, g->type, g->cache, 0, tensors, &l->run, NULL);
+    return folio_attention_forward(p->plan, 0, g->type, g->cache, 0, tensors, &l->run);
 }
 
 static folio_tensor rows_of(const folio_tensor *t, int64_t first, int64_t n)
@@ -296,10 +286,9 @@ static folio_status attend_biased(layer *l, const folio_vllm06_bias *bias, int64
                           .dtype = FOLIO_F32,
                           .dims = {1, bias->num_heads, rows, keys},
                           .strides = {0, rows * keys, keys, 1}};
-    if (!paged) t.flags = 0;
     const group g = {.desc = &d,
                      .type = paged ? type : FOLIO_ATTENTION_ENCODER_ONLY,
-                     .cache = paged ? l->cache : NULL,
+                     .cache = l->cache,
                      .first = i,
                      .end = i + 1,
                      .add = !paged                            ? add_encoder
@@ -361,7 +350,6 @@ static folio_status forward_encoder(layer *l)
     }
     if (biases != NULL) return FOLIO_OK;
     folio_tensors t = tensors_of(l, 0, rows, 0, rows);
-    t.flags = 0;
     const group g = {.desc = &d,
                      .type = FOLIO_ATTENTION_ENCODER_ONLY,
                      .which = encoder ? FOLIOI_VLLM06_ENCODER : FOLIOI_VLLM06_ENCODER_ONLY,

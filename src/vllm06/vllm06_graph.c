@@ -225,12 +225,11 @@ folio_status folio_vllm06_begin_forward(folio_vllm06_state *state,
     folio_run run;
     TRY(folioi_run_in(state->ctx, given, &run));
     folio_status status = FOLIO_OK;
-    const folioi_vllm06_plans *plans = &attn_metadata->plans;
-    folioi_vllm06_plan *p = NULL;
-    while (status == FOLIO_OK && (p = folioi_vllm06_next_plan(plans, p)) != NULL)
+    folioi_vllm06_plan *p = attn_metadata->plans;
+    for (; status == FOLIO_OK && p != NULL; p = p->next)
         status = folioi_vllm06_replan(attn_metadata, p, &run);
     if (status == FOLIO_OK) return FOLIO_OK;
     /* of a step that is refused no layer runs, nor by the plan of another step */
-    for (p = NULL; (p = folioi_vllm06_next_plan(plans, p)) != NULL;) p->part.metadata = 0;
+    for (p = attn_metadata->plans; p != NULL; p = p->next) p->part.metadata = 0;
     return status;
 }

@@ -395,7 +395,7 @@ void folio_vllm06_metadata_destroy(folio_vllm06_metadata *m)
         folioi_array_free(&a, &m->copies[i]);
     for (int i = 0; i < 2; i++) folioi_array_free(&a, &m->stores[i]);
     folioi_vllm06_biases_free(m);
-    folioi_vllm06_drop_plans(state->ctx, &m->plans);
+    folioi_vllm06_drop_plans(state->ctx, m->plans);
     folioi_slotset_free(&a, &m->slots);
     folioi_free(&a, m, sizeof *m);
     folio_vllm06_state_destroy(state);

@@ -61,7 +61,6 @@ typedef struct {
     const folio_vllm06_kv_cache *c;
     const folioi_vllm06_kept *kept;
     folioi_vllm06_plan *plan; /* the state's */
-    int32_t attention;        /* its number in the plan */
     folio_run run;
 } paged;
 
@@ -102,7 +101,7 @@ static folio_status open_paged(paged *p, const folio_vllm06_paged_attention_args
                    .num_kv_heads = c->num_kv_heads, .k_head_size = c->head_size,
                    .dtype = p->a.dtype, .kv_dtype = c->dtype, .scale = p->a.scale);
     return folioi_vllm06_find_plan(p->state, NULL, &d, FOLIO_ATTENTION_DECODER, p->kept->cache,
-                                   FOLIOI_VLLM06_PAGED, false, &p->plan, &p->attention);
+                                   FOLIOI_VLLM06_PAGED, &p->plan);
 }
 
 /* The step. It lies in the state's `asking`, and so does all that a plan for it depends on: layers of one step ask for the
@@ -160,8 +159,8 @@ folio_status folio_vllm06_paged_attention_v1(folio_vllm06_state *state,
         folio_tensors, .q = {(void *)a->query, a->dtype, a->num_seqs, a->query_stride, 0},
         .out = {a->out, a->dtype, a->num_seqs, 0, 0}, .slopes = a->alibi_slopes,
         .k_scale = a->k_scale, .v_scale = a->v_scale);
-    return folio_attention_forward(p.plan->plan, p.attention, FOLIO_ATTENTION_DECODER,
-                                   p.kept->cache, 0, &t, &p.run);
+    return folio_attention_forward(p.plan->plan, 0, FOLIO_ATTENTION_DECODER, p.kept->cache, 0, &t,
+                                   &p.run);
 }
 
 folio_status folio_vllm06_paged_attention_v2(folio_vllm06_state *state,

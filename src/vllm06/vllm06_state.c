@@ -42,24 +42,11 @@ static void drop_plan(folio_context *ctx, folioi_vllm06_plan *p)
     folioi_free(&ctx->allocator, p, sizeof *p);
 }
 
-folioi_vllm06_plan *folioi_vllm06_next_plan(const folioi_vllm06_plans *plans,
-                                            const folioi_vllm06_plan *after)
+void folioi_vllm06_drop_plans(folio_context *ctx, folioi_vllm06_plan *plans)
 {
-    folioi_vllm06_plan *const *all = &plans->of[0][0];
-    int at = 0, count = FOLIOI_VLLM06_NUM_WHICH * FOLIO_NUM_ATTENTION_TYPES;
-    if (after != NULL) {
-        if (after->older != NULL) return after->older;
-        at = (int)after->which * FOLIO_NUM_ATTENTION_TYPES + (int)after->type + 1;
-    }
-    while (at < count && all[at] == NULL) at++;
-    return at < count ? all[at] : NULL;
-}
-
-void folioi_vllm06_drop_plans(folio_context *ctx, folioi_vllm06_plans *plans)
-{
-    for (folioi_vllm06_plan *p = folioi_vllm06_next_plan(plans, NULL), *next; p != NULL; p = next) {
-        next = folioi_vllm06_next_plan(plans, p);
-        drop_plan(ctx, p);
+    for (folioi_vllm06_plan *next; plans != NULL; plans = next) {
+        next = plans->next;
+        drop_plan(ctx, plans);
     }
 }
 
@@ -67,7 +54,7 @@ void folio_vllm06_state_destroy(folio_vllm06_state *state)
 {
     if (state == NULL || !refs_release(&state->refs)) return;
     folio_context *ctx = state->ctx;
-    folioi_vllm06_drop_plans(ctx, &state->plans);
+    folioi_vllm06_drop_plans(ctx, state->plans);
     folioi_vllm06_drop_caches(state);
     folioi_array_free(&ctx->allocator, &state->slots);
     folioi_array_free(&ctx->allocator, &state->asking);
@@ -88,19 +75,24 @@ static bool same_layer(const folio_attention_desc *a, const folio_attention_desc
            a->window_left == b->window_left;
 }
 
+static bool is_alike(const folioi_vllm06_plan *a, const folioi_vllm06_plan *b)
+{
+    return a->which == b->which && a->type == b->type && a->block_size == b->block_size &&
+           a->num_blocks == b->num_blocks && a->layout == b->layout &&
+           same_layer(&a->attention, &b->attention);
+}
+
 /* The batch and the plan: one that grows, or a graph's of fixed size. The batch of a paged_attention is the plan's. */
 static folio_status make_plan(folio_context *ctx, const folio_vllm06_metadata *graph,
                               const folio_kv_cache *cache, folioi_vllm06_plan *p)
 {
     bool cross = p->type == FOLIO_ATTENTION_ENCODER_DECODER;
-    folio_attention *attentions[FOLIOI_VLLM06_MOST_ATTENTIONS] = {NULL};
-    uint32_t types[FOLIOI_VLLM06_MOST_ATTENTIONS];
+    uint32_t types = FOLIO_ATTENTION_BIT(p->type);
+    folio_attention *attention;
     folio_batch_desc b = FOLIO_WITH(folio_batch_desc, .block_size = p->block_size);
     folio_plan_desc d =
-        FOLIO_WITH(folio_plan_desc, .attentions = attentions, .types = types,
-                   .num_attentions = p->num_attentions, .cache = cross ? NULL : cache,
-                   .cross_cache = cross ? cache : NULL);
-    folio_status status = FOLIO_OK;
+        FOLIO_WITH(folio_plan_desc, .attentions = &attention, .types = &types, .num_attentions = 1,
+                   .cache = cross ? NULL : cache, .cross_cache = cross ? cache : NULL);
     if (graph != NULL) {
         d.max_seqs = d.max_query_tokens = graph->num_seqs;
         d.max_seq_len = graph->graph_len;
@@ -108,75 +100,43 @@ static folio_status make_plan(folio_context *ctx, const folio_vllm06_metadata *g
         d.flags = FOLIO_PLAN_GRAPH;
     }
     if (p->which != FOLIOI_VLLM06_PAGED) TRY(folio_batch_create(ctx, &b, &p->batch));
-    for (int32_t i = 0; i < p->num_attentions && status == FOLIO_OK; i++) {
-        types[i] = FOLIO_ATTENTION_BIT(p->type);
-        status = folio_attention_create(ctx, &p->attentions[i], &attentions[i]);
-    }
-    if (status == FOLIO_OK) status = folio_plan_create(ctx, &d, &p->plan);
-    for (int32_t i = 0; i < p->num_attentions; i++) folio_attention_destroy(attentions[i]);
+    TRY(folio_attention_create(ctx, &p->attention, &attention));
+    folio_status status = folio_plan_create(ctx, &d, &p->plan);
+    folio_attention_destroy(attention);
     return status;
-}
-
-/* The number of an attention in a plan; -1: it does not list it. */
-static int32_t number_of(const folioi_vllm06_plan *p, const folio_attention_desc *desc)
-{
-    int32_t i = 0;
-    while (i < p->num_attentions && !same_layer(&p->attentions[i], desc)) i++;
-    return i < p->num_attentions ? i : -1;
-}
-
-static bool same_caches(const folioi_vllm06_plan *a, const folioi_vllm06_plan *b)
-{
-    return a->block_size == b->block_size && a->num_blocks == b->num_blocks &&
-           a->layout == b->layout;
-}
-
-/* A new plan in a place. A state has one there: it takes over what the one before listed, unless it is to be alone. A
- * graph may hold those before, so they stay. */
-static folio_status put_plan(folio_vllm06_state *state, const folio_vllm06_metadata *graph,
-                             const folio_kv_cache *cache, const folioi_vllm06_plan *like,
-                             bool alone, folioi_vllm06_plan **at)
-{
-    void *memory;
-    TRY(folioi_alloc(&state->ctx->allocator, sizeof **at, "a shared plan", &memory));
-    folioi_vllm06_plan *p = memory, *old = *at;
-    *p = *like;
-    if (!alone && graph == NULL && old != NULL && same_caches(old, p) &&
-        old->num_attentions < FOLIOI_VLLM06_MOST_ATTENTIONS) {
-        size_t bytes = (size_t)old->num_attentions * sizeof *p->attentions;
-        memcpy(p->attentions + 1, old->attentions, bytes);
-        p->num_attentions += old->num_attentions;
-    }
-    folio_status status = make_plan(state->ctx, graph, cache, p);
-    if (status != FOLIO_OK) {
-        drop_plan(state->ctx, p);
-        return status;
-    }
-    if (graph != NULL) p->older = old;
-    else if (old != NULL) drop_plan(state->ctx, old);
-    *at = p;
-    return FOLIO_OK;
 }
 
 folio_status folioi_vllm06_find_plan(folio_vllm06_state *state, folio_vllm06_metadata *graph,
                                      const folio_attention_desc *desc, folio_attention_type type,
                                      const folio_kv_cache *cache, folioi_vllm06_which which,
-                                     bool alone, folioi_vllm06_plan **out, int32_t *attention)
+                                     folioi_vllm06_plan **out)
 {
-    folioi_vllm06_plans *plans = graph != NULL ? &graph->plans : &state->plans;
-    folioi_vllm06_plan **at = &plans->of[which][type], like = {.type = type, .which = which};
+    folioi_vllm06_plan **list = graph != NULL ? &graph->plans : &state->plans, **end = list;
+    folioi_vllm06_plan like = {.attention = *desc, .type = type, .which = which};
+    int count = 0;
     if (cache != NULL) {
         like.block_size = cache->format.desc.block_size;
         like.num_blocks = cache->format.desc.num_blocks;
         like.layout = cache->format.desc.layout;
     }
-    for (*out = alone ? NULL : *at; *out != NULL; *out = (*out)->older)
-        if (same_caches(*out, &like) && (*attention = number_of(*out, desc)) >= 0) return FOLIO_OK;
-    like.attentions[0] = *desc;
-    like.num_attentions = 1;
-    TRY(put_plan(state, graph, cache, &like, alone, at));
-    *out = *at;
-    *attention = 0;
+    for (; *end != NULL; end = &(*end)->next, count++) {
+        if (!is_alike(*end, &like)) continue;
+        *out = *end;
+        return FOLIO_OK;
+    }
+    void *memory;
+    TRY(folioi_alloc(&state->ctx->allocator, sizeof like, "a shared plan", &memory));
+    folioi_vllm06_plan *p = memory, *oldest = *list;
+    *p = like;
+    folio_status status = make_plan(state->ctx, graph, cache, p);
+    if (status != FOLIO_OK) {
+        drop_plan(state->ctx, p);
+        return status;
+    }
+    *out = *end = p;
+    if (graph != NULL || count < FOLIOI_VLLM06_MOST_PLANS) return FOLIO_OK;
+    *list = oldest->next;
+    drop_plan(state->ctx, oldest);
     return FOLIO_OK;
 }
 

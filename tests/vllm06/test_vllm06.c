@@ -105,9 +105,11 @@ static void move_to(v06 *r, folio_vllm06_state *state)
     v06_need(r->impl != NULL);
 }
 
-/* Layers that are alike share the plans of their state: once the first has run, the others make none. */
-static void alike_layers(v06 *r)
+/* Layers that are alike share the plans of their state: once the first has run, the others make none. Of layers that
+ * differ a state keeps 64 plans: others take their places, and the first ones are made anew. */
+static void plans_of_a_state(v06 *r)
 {
+    enum { MOST = 64 };
     static const v06_seq prompts[] = {{0, true, 11, 11, 0}};
     support_counter counter = {.fail_at = 0};
     const folio_context_desc c = {
@@ -126,6 +128,16 @@ static void alike_layers(v06 *r)
     r->impl = first;
     CHECK_INT(counter.live, made);
     folio_vllm06_impl_destroy(second);
+    for (int i = 0; i < 3 * MOST; i++) {
+        folio_vllm06_impl_destroy(r->impl);
+        r->impl = NULL;
+        r->d.scale = 0.125f + (float)(i % (2 * MOST)) / 1024;
+        CHECK_OK(folio_vllm06_make_impl(state, r->b, &r->d, &r->impl));
+        v06_need(r->impl != NULL);
+        v06_play(r, prompts, 1, "D");
+        if (i == MOST) made = counter.live;
+        if (i > MOST) CHECK_INT(counter.live, made);
+    }
     v06_reset(r);
     CHECK_INT(counter.live, 0);
 }
@@ -136,7 +148,7 @@ V06_TEST_OF("xformers", layers_share_a_state)
     static const v06_seq steps[] = {
         {0, true, 11, 11, 0}, {0, true, 11, 11, 0}, {0, false, 1, 12, 0}};
     context_of_a_state(r->compute);
-    alike_layers(r);
+    plans_of_a_state(r);
     for (int pair = 0; pair < 11; pair++) {
         v06 other;
         v06_reset(r);
