@@ -16,7 +16,7 @@ import numpy as np
 
 from . import _abi as abi
 from ._arrays import Array, is_torch, required_array
-from .attention import TYPES, Attention
+from .attention import TYPES, Attention, Geometry
 from .batch import Batch
 from .cache import KVCache
 from .context import Context
@@ -57,13 +57,13 @@ kept = _Kept()
 _for_good: list = []  # the plans of graphs, which may outlive the thread that captured them
 
 
-def attention(context: Context, heads: int, kv_heads: int, size: int, v_size: int, dtype: Any, kv_dtype: Any,
-              scale: Optional[float], window: Optional[tuple], soft_cap: Optional[float],
-              v_in_k: bool = False) -> Attention:
-    key = (context, heads, kv_heads, size, v_size, dtype, kv_dtype, scale, window, soft_cap, v_in_k)
-    return kept.attentions.find(key, lambda: Attention(
-        context, num_heads=heads, num_kv_heads=kv_heads, head_size=size, v_head_size=v_size, dtype=dtype,
-        kv_dtype=kv_dtype, scale=scale, window=window, soft_cap=soft_cap, v_in_k=v_in_k))
+def attention(context: Context, geometry: Geometry) -> Attention:
+    key = (context, geometry)
+    return kept.attentions.find(key, _make_attention, key)
+
+
+def _make_attention(context: Context, geometry: Geometry) -> Attention:
+    return Attention(context, **geometry._asdict())
 
 
 def wrap(context: Context, k: Array, v: Array, num_blocks: int, block_size: int, heads: int, k_strides: tuple,

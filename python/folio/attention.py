@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections import namedtuple
 from functools import partial
 from typing import Any, Optional, Sequence
 
@@ -51,6 +52,11 @@ class Attention(Handle):
 
     def __repr__(self) -> str:
         return f"<folio.Attention {self.num_heads}:{self.num_kv_heads} heads of {self.head_size}, {self.dtype}>"
+
+
+# the arguments of an Attention, by which the interfaces of other packages find one again
+Geometry = namedtuple("Geometry", "num_heads num_kv_heads head_size v_head_size dtype kv_dtype scale window soft_cap "
+                      "v_in_k", defaults=(False,))
 
 
 def alibi_slopes(heads: int) -> np.ndarray:

@@ -25,7 +25,7 @@ from . import _abi as abi
 from . import _oneshot
 from ._arrays import array, dtype_of, numpy_dtype, starts_check
 from ._run import refuse_gradients
-from .attention import alibi_slopes
+from .attention import Geometry, alibi_slopes
 from .batch import Batch
 from .cache import KVCache
 from .context import default_context
@@ -224,8 +224,8 @@ class _Wrapper:
             more["causality"] = np.full(lens.size, which, np.int32)
         self._rows, self._page_size = int(rows[-1]), page_size
         self._same = {"window_left": o.window_left, "q_len_per_req": self._rows // max(lens.size, 1)}
-        geometry = (heads, kv_heads, size, v_size, o.q_data_type, o.kv_data_type, o.sm_scale or size ** -0.5,
-                    (o.window_left, -1) if o.window_left >= 0 else (-1, -1), float(o.logits_soft_cap or 0.0), o.v_in_k)
+        geometry = Geometry(heads, kv_heads, size, v_size, o.q_data_type, o.kv_data_type, o.sm_scale or size ** -0.5,
+                            (max(o.window_left, -1), -1), float(o.logits_soft_cap or 0.0), o.v_in_k)
         self._step, self._geometry, self._filled = (rows, lens, pages, blocks, more), geometry, False
         if self._planned is not None and self._made_for[:2] == (geometry, page_size):
             context, num_blocks = self._made_for[2:4]
@@ -282,8 +282,8 @@ class _Wrapper:
                 seqs, longest = max(lens.size, 1), max(int(lens.max(initial=1)), self._room * self._page_size, 1)
                 limits = {"max_seqs": seqs, "max_query_tokens": rows, "max_seq_len": longest,
                           "max_query_len": int(rows == seqs), "graph": True}
-            geometry = (*self._geometry[:6], scale or self._geometry[6], *self._geometry[7:])
-            plan = Plan(_oneshot.attention(context, *geometry), block_size=self._page_size,
+            geometry = self._geometry._replace(scale=scale) if scale else self._geometry
+            plan = Plan(_oneshot.attention(context, geometry), block_size=self._page_size,
                         num_blocks=num_blocks, **limits)
             self._planned = (plan, Batch(context, block_size=self._page_size))
             self._made_for, self._filled = made_for, False
@@ -318,8 +318,8 @@ class _Wrapper:
             result = run_layer(attention_forward, (plan._as_parameter_, 0, abi.FOLIO_ATTENTION_DECODER), context, at, q,
                                new_k, new_v, cache, 0, out, lse if lse is not None else want_lse, tail)
         except ArgumentError:
-            for name, x, argument, planned in (("q", q, "q_data_type", self._geometry[4]),
-                                               ("the paged KV cache", k, "kv_data_type", self._geometry[5])):
+            for name, x, argument, planned in (("q", q, "q_data_type", self._geometry.dtype),
+                                               ("the paged KV cache", k, "kv_data_type", self._geometry.kv_dtype)):
                 found = str(x.dtype).rpartition(".")[2]
                 if found != planned:
                     raise ArgumentError(f"{name} has dtype {found}, but {argument} of plan() was {planned}; its "
@@ -392,7 +392,8 @@ class _Wrapper:
         factor, on_k, on_v = (1.0 if value is None else float(value) for value in given.values())
         if k.element_size() > 1:
             factor, on_k = factor * on_k, 1.0
-        return (self._geometry[6] * factor if factor != 1.0 else 0.0, *(x if x != 1.0 else 0.0 for x in (on_k, on_v)))
+        scale = self._geometry.scale * factor if factor != 1.0 else 0.0
+        return scale, *(x if x != 1.0 else 0.0 for x in (on_k, on_v))
 
     def run_return_lse(self, *arguments: Any, **options: Any) -> tuple:
         return self.run(*arguments, return_lse=True, **options)
@@ -451,7 +452,7 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
     def run(self, q: torch.Tensor, paged_kv_cache: Any, sink: Any = None, sm_scale: Optional[float] = None,
             **arguments: Any) -> Any:
         if sm_scale is not None and self._geometry is not None:
-            arguments["q_scale"] = sm_scale / self._geometry[6]
+            arguments["q_scale"] = sm_scale / self._geometry.scale
         return super().run(q, paged_kv_cache, sinks=sink, **arguments)
 
 

@@ -71,12 +71,11 @@ def elsewhere(monkeypatch):
     monkeypatch.setattr(module, "Rotary", lambda context, **options: folio.Rotary(context._context, **options))
     monkeypatch.setattr(_oneshot, "device_plan", DevicePlan)
     monkeypatch.setattr(_oneshot, "host_forward", None)  # a call of it fails
-    monkeypatch.setattr(_oneshot, "attention", lambda *a: _attention(*a))
+    monkeypatch.setattr(_oneshot, "attention", _attention)
 
 
-def _attention(context, heads, kv_heads, size, v_size, dtype, kv_dtype, scale, window, soft_cap, v_in_k):
-    at = folio.Attention(context._context, num_heads=heads, num_kv_heads=kv_heads, head_size=size, v_head_size=v_size,
-                         dtype=dtype, kv_dtype=kv_dtype, scale=scale, window=window, soft_cap=soft_cap, v_in_k=v_in_k)
+def _attention(context, geometry):
+    at = folio.Attention(context._context, **geometry._asdict())
     at.context = context
     return at
 

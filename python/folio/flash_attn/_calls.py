@@ -14,7 +14,7 @@ from .. import _oneshot
 from .._arrays import _BY_NAME, array, is_torch, numpy_dtype, required_array, starts_check, table_array
 from .._library import pair
 from .._run import compiling, empty, place_check, refuse_gradients
-from ..attention import Rotary
+from ..attention import Geometry, Rotary
 from ..context import Context, default_context
 from ..errors import ArgumentError, UnsupportedError
 from .layers.rotary import count, places, rotate
@@ -177,8 +177,9 @@ class _Call:
             raise UnsupportedError("an option has a row for each sequence; that is supported on the host and without "
                                    "s_aux, else call once for each sequence, or give one row")
         window = (left, 0 if causal else right) if left >= 0 or (right >= 0 and not causal) else (-1, -1)
-        self.at = _oneshot.attention(self.context, self.heads, self.kv_heads, self.q.shape[-1], self.v_size,
-                                     self.q.dtype, self.k.dtype, scale, window, softcap, self.latent)
+        self.at = _oneshot.attention(self.context, Geometry(self.heads, self.kv_heads, self.q.shape[-1], self.v_size,
+                                                            self.q.dtype, self.k.dtype, scale, window, softcap,
+                                                            self.latent))
         dtype = _BY_NAME.get(self.q.dtype)
         if dtype is None:
             raise ArgumentError(f"q has dtype {self.q.dtype}; it must be f32, f16 or bf16")

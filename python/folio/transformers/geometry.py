@@ -7,7 +7,7 @@ from typing import Any, Optional
 import torch
 
 from .. import _oneshot
-from ..attention import Attention
+from ..attention import Attention, Geometry
 from ..context import torch_context
 from ..errors import UnsupportedError
 
@@ -18,8 +18,9 @@ def attention_of(device: torch.device, num_heads: int, num_kv_heads: int, head_s
                  dtype: torch.dtype, kv_dtype: Any, scale: Optional[float], window: Optional[int],
                  kwargs: dict[str, Any]) -> Attention:
     """The Attention of a layer; window counts the token itself, as models do."""
-    return _oneshot.attention(torch_context(device), num_heads, num_kv_heads, head_size, v_head_size, dtype, kv_dtype,
-                              scale, (window - 1, 0) if window else None, float(kwargs.get("softcap") or 0.0))
+    return _oneshot.attention(torch_context(device), Geometry(
+        num_heads, num_kv_heads, head_size, v_head_size, dtype, kv_dtype, scale, (window - 1, 0) if window else None,
+        float(kwargs.get("softcap") or 0.0)))
 
 
 def check_inference(module: torch.nn.Module, tensors: tuple, dropout: float) -> None:

@@ -55,7 +55,7 @@ class FolioBuilder:
         self.numbers = {name: distinct.index(geometry) for name, geometry in geometries.items()}
         self.type: str = layers[layer_names[0]].impl.type
         self.context = torch_context(device)
-        self.attentions = [Attention(self.context, **dict(geometry)) for geometry in distinct]
+        self.attentions = [Attention(self.context, **geometry._asdict()) for geometry in distinct]
         self.plan: Any = None
         self.rows = 0  # of q and out, in the step that the plan was updated with
         self._limits = (0, 0, 0)  # sequences, tokens, longest sequence

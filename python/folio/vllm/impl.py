@@ -11,7 +11,7 @@ from typing import Any, Optional
 import torch
 
 from .._arrays import dtype_of
-from ..attention import type_of
+from ..attention import Geometry, type_of
 from ..cache import KVCache
 from ..context import backend_info, torch_context
 from ..errors import UnsupportedError
@@ -68,15 +68,11 @@ class FolioImpl:
         self._cache: Any = None
         self._cache_place: Any = None
 
-    def geometry(self, dtype: Any) -> tuple:
-        """The arguments of folio.Attention, as pairs. Layers with equal ones share an attention."""
-        options: dict[str, Any] = {
-            "num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads, "head_size": self.head_size,
-            "dtype": dtype_of(dtype), "kv_dtype": self._kv_dtype(dtype), "scale": self.scale,
-            "soft_cap": self.logits_soft_cap}
-        if self.sliding_window >= 0:  # causal rows see nothing to the right, whatever the window
-            options["window"] = (self.sliding_window - 1, self.sliding_window - 1)
-        return tuple(options.items())
+    def geometry(self, dtype: Any) -> Geometry:
+        """Layers with equal ones share an attention."""
+        side = max(self.sliding_window - 1, -1)  # causal rows see nothing to the right, whatever the window
+        return Geometry(self.num_heads, self.num_kv_heads, self.head_size, self.head_size, dtype_of(dtype),
+                        self._kv_dtype(dtype), self.scale, (side, side), self.logits_soft_cap)
 
     def _kv_dtype(self, dtype: Any) -> int:
         if self.type == "encoder_only" or self.kv_cache_dtype == "auto":

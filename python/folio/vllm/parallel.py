@@ -13,6 +13,7 @@ import torch
 
 from .. import _oneshot
 from .._arrays import dtype_of
+from ..attention import Geometry
 from ..functional import merge_states
 from .builder import FolioBuilder, FolioMetadata
 
@@ -47,8 +48,8 @@ def forward(impl: Any, builder: FolioBuilder, step: FolioMetadata, q: Any, k: An
     cache.write(0, k, v, split.slots)
 
     def attend(rows: Any, part: Any, **keys: Any) -> tuple:
-        at = _oneshot.attention(builder.context, rows.shape[1], impl.num_kv_heads, size, size, dtype, dtype, impl.scale,
-                                None, impl.logits_soft_cap)
+        at = _oneshot.attention(builder.context, Geometry(
+            rows.shape[1], impl.num_kv_heads, size, size, dtype, dtype, impl.scale, None, impl.logits_soft_cap))
         result, lse = torch.empty_like(rows), rows.new_empty(rows.shape[:2], dtype=torch.float32)
         _oneshot.host_forward(at, part, rows, result, lse, **keys)
         return result, lse
