@@ -1,5 +1,10 @@
 """For functions that get everything in one call: attentions, plans and wrapped caches, kept and found by geometry.
 
+Such a call has no object that could hold its plan, and the layers of a step may take turns with several geometries: so
+the last 32 plans are kept. Where there is an object, it holds one plan: a wrapper of FlashInfer, a layer group of
+transformers, a builder of vLLM. Plans grow. Only those that are updated from arrays on a GPU need limits: powers of
+two. Each has a plan of its own here, because limits also choose kernels.
+
 Each thread has its own, because a plan's workspace serves one thread. Nothing here keeps memory of the caller alive:
 a wrapped cache is only an address with strides, and it is found by exactly these.
 """
@@ -10,7 +15,8 @@ import math
 import sys
 import threading
 from collections import OrderedDict
-from typing import Any, Callable, Optional
+from dataclasses import dataclass
+from typing import Any, Callable, Optional, Union
 
 import numpy as np
 
@@ -154,55 +160,78 @@ class HostStep:
         batch.set_block_tables(self.tables, self.k_lens, self.q_start, **extra)
 
 
-class _Planned:
-    """A plan that grows with its batch, and the step that the batch was filled from. It serves one stream."""
+@dataclass
+class CsrStep:
+    """The same, where sequence i has the blocks blocks[indptr[i] : indptr[i + 1]]. indptr None: the keys are given with
+    the call. more: further arrays of the batch."""
 
-    def __init__(self, at: Attention, kind: str, block_size: int, num_blocks: int, stream: Optional[int]) -> None:
-        self.plan = Plan(at, types=kind, block_size=block_size, num_blocks=num_blocks,
-                         cross_num_blocks=num_blocks if kind == "encoder_decoder" else 0)
-        self.batch = Batch(at.context, block_size=block_size)
-        self.step: Optional[HostStep] = None
+    query_start: np.ndarray
+    seq_lens: np.ndarray
+    indptr: Any
+    blocks: np.ndarray
+    more: dict
+
+    def fill(self, batch: Batch) -> None:
+        if self.indptr is None:
+            batch.set_block_tables(None, self.seq_lens, self.query_start, **self.more)
+        else:
+            batch.set_csr(self.indptr, self.blocks, query_start=self.query_start, seq_lens=self.seq_lens, **self.more)
+
+
+class Planned:
+    """A plan with its batch, and the step that both hold. It serves one stream."""
+
+    def __init__(self, attentions: Union[Attention, list], *, block_size: int, **options: Any) -> None:
+        self.plan = Plan(attentions, block_size=block_size, **options)
+        self.batch = Batch(self.plan.context, block_size=block_size)
+        self.step: Any = None
+
+    def update(self, step: Any) -> None:
+        """Fills batch and plan. Callers leave it out where `step` is this one already: in all layers but the first."""
+        self.step = None
+        step.fill(self.batch)
+        self.plan.update(self.batch)
+        self.step = step
+
+
+def _make_planned(at: Attention, kind: str, block_size: int, num_blocks: int, stream: Optional[int]) -> Planned:
+    return Planned(at, types=kind, block_size=block_size, num_blocks=num_blocks,
+                   cross_num_blocks=num_blocks if kind == "encoder_decoder" else 0)
 
 
 def host_forward(at: Attention, step: HostStep, q: Any, out: Any, lse: Any, *, k: Any = None, v: Any = None,
-                 cache: Optional[KVCache] = None, slopes: Any = None, sinks: Any = None, bias: Any = None,
-                 rotary: Any = None, k_head_scales: Any = None, v_head_scales: Any = None) -> None:
+                 cache: Optional[KVCache] = None, **more: Any) -> None:
     """Attention with a step in host memory. With a cache: over its blocks, after k and v (if given) were stored as the
-    last keys of each sequence. Without one: over k and v, one sequence after another."""
+    last keys of each sequence. Without one: over k and v, one sequence after another. more: what options() takes."""
     block_size, num_blocks = (cache.block_size, cache.num_blocks) if cache is not None else (0, 0)
     key = (at, step.kind, block_size, num_blocks, None if at.context.on_host else at.context.stream())
-    planned = kept.plans.find(key, _Planned, key)
-    if planned.step is not step:  # the layers of a step mostly have the same
-        planned.step = None
-        step.fill(planned.batch)
-        planned.plan.update(planned.batch)
-        planned.step = step
-    tail = b""
-    if (slopes is not None or sinks is not None or bias is not None or rotary is not None or k_head_scales is not None
-            or v_head_scales is not None):
-        tail, keep = options(at.context, at, slopes, sinks, bias, 0.0, 0.0, k_head_scales, v_head_scales, rotary)
+    planned = kept.plans.find(key, _make_planned, key)
+    if planned.step is not step:
+        planned.update(step)
+    given = more and any(x is not None for x in more.values())
+    tail, keep = options(at.context, at, **more) if given else (b"", None)
     run_layer(attention_forward, (planned.plan._handle, 0, TYPES[step.kind]), at.context, at, q, k, v, cache, 0,
               out, lse, tail)
 
 
 def device_plan(at: Attention, block_size: int, num_blocks: int, seqs: int, tokens: int, query_len: int,
-                longest: int, stream: Optional[int]) -> Plan:
+                longest: int, stream: Optional[int]) -> Planned:
     """A plan for update_device() on the current stream, `stream`. A plan that a CUDA graph was captured with stays for
     good, and serves only graphs."""
     one = query_len == 1  # launches nothing for prompts
     limits = (limit(seqs), limit(tokens), 1 if one else limit(min(query_len, tokens)), longest)
     key = (at, block_size, num_blocks, *limits)
     if sys.modules["torch"].cuda.is_current_stream_capturing():
-        plan = kept.captured.get(key)
-        if plan is None:  # nothing can be allocated now: take a plan of the calls before, on whatever stream they were
+        planned = kept.captured.get(key)
+        if planned is None:  # nothing can be allocated now: take one of the calls before, on whatever stream they were
             old = next((k for k in kept.plans if k[:-1] == key), None)
             if old is None:
                 raise ArgumentError("there is no plan for this geometry yet, and none can be made while a CUDA graph "
                                     "is captured: call the function once before")
-            plan = kept.captured[key] = kept.plans.pop(old)
-            _for_good.append(plan)
-            plan._last = False  # each graph has its own updates
-        return plan
-    return kept.plans.find((*key, stream), lambda: Plan(
+            planned = kept.captured[key] = kept.plans.pop(old)
+            _for_good.append(planned)
+            planned.step = False  # each graph has its own updates
+        return planned
+    return kept.plans.find((*key, stream), lambda: Planned(
         at, block_size=block_size, num_blocks=num_blocks, max_seqs=limits[0], max_query_tokens=limits[1],
         max_query_len=limits[2], max_seq_len=longest))

@@ -26,7 +26,6 @@ from . import _oneshot
 from ._arrays import array, dtype_of, numpy_dtype, starts_check
 from ._run import refuse_gradients
 from .attention import Geometry, alibi_slopes
-from .batch import Batch
 from .cache import KVCache
 from .context import default_context
 from .errors import ArgumentError, UnsupportedError
@@ -198,9 +197,8 @@ class _Wrapper:
                 raise TypeError(f"{type(self).__name__}() has no argument {name!r}")
         self._layout, self._graph = kv_layout, use_cuda_graph
         self._room = len(room) if room is not None else 0  # pages of a graph's step
-        self._planned: Optional[tuple] = None  # plan and batch
+        self._planned: Optional[_oneshot.Planned] = None
         self._made_for: Any = None
-        self._filled = False
         self._geometry: Any = None
         self._key = register(self)
 
@@ -226,12 +224,13 @@ class _Wrapper:
         self._same = {"window_left": o.window_left, "q_len_per_req": self._rows // max(lens.size, 1)}
         geometry = Geometry(heads, kv_heads, size, v_size, o.q_data_type, o.kv_data_type, o.sm_scale or size ** -0.5,
                             (max(o.window_left, -1), -1), float(o.logits_soft_cap or 0.0), o.v_in_k)
-        self._step, self._geometry, self._filled = (rows, lens, pages, blocks, more), geometry, False
+        self._step = _oneshot.CsrStep(rows, lens, pages if page_size else None, blocks, more)
+        self._geometry = geometry
         if self._planned is not None and self._made_for[:2] == (geometry, page_size):
             context, num_blocks = self._made_for[2:4]
             # here and not in run(), which a replayed graph does not call; run() if it may bring a larger cache
             if (self._graph and not context.on_host) or blocks.max(initial=0) < num_blocks:
-                self._update(*self._planned)
+                self._planned.update(self._step)
 
     def _extras(self, o: _Options, heads: int, rows: np.ndarray, pages: np.ndarray, blocks: np.ndarray,
                 lens: np.ndarray, page_size: int, causal: Any) -> tuple:
@@ -260,16 +259,6 @@ class _Wrapper:
                 "q_at": torch.from_numpy(np.arange(rows[-1]) + np.repeat(first - rows[:-1], counts)),
                 "k_at": torch.from_numpy(place[:, None] * page + np.arange(page))}, {}
 
-    def _update(self, plan: Plan, batch: Batch) -> None:
-        """Gives the step to the plan."""
-        rows, lens, pages, blocks, more = self._step
-        if self._page_size:
-            batch.set_csr(pages, blocks, query_start=rows, seq_lens=lens, **more)
-        else:
-            batch.set_block_tables(None, lens, rows, **more)
-        plan.update(batch)
-        self._filled = True
-
     def _ready(self, context: Any, num_blocks: int, scale: float) -> Plan:
         """The plan, made anew if caches or geometry need another one. It grows, unless it is for graphs."""
         made_for = (self._geometry, self._page_size, context, num_blocks, scale)
@@ -278,18 +267,17 @@ class _Wrapper:
             if self._graph and not context.on_host:
                 if self._planned is not None and self._made_for[4] != scale:
                     raise UnsupportedError("with use_cuda_graph all layers must have the same q_scale times k_scale")
-                lens, rows = self._step[1], max(self._rows, 1)
+                lens, rows = self._step.seq_lens, max(self._rows, 1)
                 seqs, longest = max(lens.size, 1), max(int(lens.max(initial=1)), self._room * self._page_size, 1)
                 limits = {"max_seqs": seqs, "max_query_tokens": rows, "max_seq_len": longest,
                           "max_query_len": int(rows == seqs), "graph": True}
             geometry = self._geometry._replace(scale=scale) if scale else self._geometry
-            plan = Plan(_oneshot.attention(context, geometry), block_size=self._page_size,
-                        num_blocks=num_blocks, **limits)
-            self._planned = (plan, Batch(context, block_size=self._page_size))
-            self._made_for, self._filled = made_for, False
-        if not self._filled:
-            self._update(*self._planned)
-        return self._planned[0]
+            self._planned = _oneshot.Planned(_oneshot.attention(context, geometry), block_size=self._page_size,
+                                             num_blocks=num_blocks, **limits)
+            self._made_for = made_for
+        if self._planned.step is not self._step:
+            self._planned.update(self._step)
+        return self._planned.plan
 
     def _cache(self, context: Any, k: torch.Tensor, v: torch.Tensor) -> Optional[KVCache]:
         return _wrap(context, k, v, self._layout)
@@ -568,7 +556,7 @@ class BatchMLAPagedAttentionWrapper(_Wrapper):
         elif self._graph and not context.on_host:
             raise UnsupportedError("with use_cuda_graph, ckv_cache and kpe_cache must be slices of one tensor")
         else:
-            used = torch.from_numpy(self._step[3][:self._step[2][-1]]).to(ckv.device)
+            used = torch.from_numpy(self._step.blocks[:self._step.indptr[-1]]).to(ckv.device)
             joined = self._copy = ckv.new_empty(shape)  # which must stay while the call runs
             joined[used.long()] = torch.cat(_taken(used, ckv, kpe), -1)
         a, (page, token, _) = array(joined), joined.stride()

@@ -43,8 +43,6 @@ class Plan(Handle):
                         with one launch less per layer (docs/cuda.md has the conditions)
     """
 
-    _last: Any = None  # what an update of folio.flash_attn was made of; False: never the same again
-
     def __init__(self, attentions: Union[Attention, Sequence[Attention]], *, max_seqs: int = 0,
                  max_query_tokens: int = 0, max_seq_len: int = 0, cache: Optional[KVCache] = None,
                  cross_cache: Optional[KVCache] = None, types: Any = None, block_size: int = 0, num_blocks: int = 0,

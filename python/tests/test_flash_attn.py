@@ -13,6 +13,7 @@ from torch_math import DTYPES, attention, check
 import folio
 from folio import _oneshot
 from folio import flash_attn as package
+from folio.attention import Geometry
 from folio.flash_attn import bert_padding, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from folio.flash_attn.layers.rotary import apply_rotary_emb
 
@@ -560,6 +561,21 @@ def test_same_plan_for_the_layers_of_a_step(device):
         assert len(calls) == 1
     finally:
         type(plan).update = update
+
+
+def test_a_graph_takes_its_plan_out_of_those_that_are_kept(monkeypatch):
+    at = _oneshot.attention(folio.default_context(), Geometry(4, 2, 64, 64, "f32", "f32", None, None, None))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    capturing, step = False, (at, 4, 7, 2, 2, 1, 28)
+    plan = _oneshot.device_plan(*step, 5)
+    assert _oneshot.device_plan(*step, 5) is plan and _oneshot.device_plan(*step, 6) is not plan
+    capturing = True
+    first = _oneshot.device_plan(*step, 8)  # on a stream of its own
+    assert first is plan and first.step is False and _oneshot.device_plan(*step, 9) is plan
+    with pytest.raises(folio.ArgumentError, match="there is no plan for this geometry yet"):
+        _oneshot.device_plan(at, 4, 7, 3, 3, 1, 28, 5)
+    capturing = False
+    assert _oneshot.device_plan(*step, 5) is not plan
 
 
 def test_threads(device):

@@ -25,14 +25,13 @@ class Elsewhere:
 
 
 class DevicePlan:
-    """A plan with update_device() on the host."""
-
-    _last = None
+    """A _oneshot.Planned whose plan has update_device() on the host: itself."""
 
     def __init__(self, at, block_size, num_blocks, seqs, tokens, query_len, longest, stream):
         self.block_size, self.longest, self.query_len = block_size, longest, query_len
-        self.plan = folio.Plan(at, block_size=block_size, num_blocks=num_blocks, max_seqs=seqs + 1,  # one of padding
-                               max_query_tokens=tokens, max_seq_len=longest, context=at.context._context)
+        self.plan, self.step = self, None
+        self._plan = folio.Plan(at, block_size=block_size, num_blocks=num_blocks, max_seqs=seqs + 1,  # one of padding
+                                max_query_tokens=tokens, max_seq_len=longest, context=at.context._context)
 
     def update_device(self, *, seq_lens, block_tables, query_start, num_query_tokens, stream, causality_per_seq,
                       first_query_pos=None, first_key_pos=None):
@@ -45,7 +44,7 @@ class DevicePlan:
         lens = seq_lens.numpy()
         assert (np.diff(starts)[lens > 0] <= lens[lens > 0]).all(), "more queries than keys: a GPU empties the sequence"
         pad = num_query_tokens - int(starts[-1])
-        self.batch = folio.Batch(self.plan.context, block_size=self.block_size)
+        self.batch = folio.Batch(self._plan.context, block_size=self.block_size)
         for i, n in enumerate(lens):
             rows = int(starts[i + 1] - starts[i])
             if n == 0:
@@ -58,10 +57,10 @@ class DevicePlan:
             self.batch.add(rows, int(n), table, causal=causal, **where)
         if pad:
             self.batch.add(pad, padding=True)
-        self.plan.update(self.batch)
+        self._plan.update(self.batch)
 
     def forward(self, *tensors, **options):
-        return self.plan.forward(*tensors, **options)
+        return self._plan.forward(*tensors, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -189,7 +188,7 @@ def test_layers_of_a_step_share_an_update(monkeypatch):
             made = lens.clone()
             assert count((0, made), (1, made), (2, made), varlen=varlen) == 3
         for plan in plans.values():
-            plan._last = False  # a CUDA graph has it
+            plan.step = False  # a CUDA graph has it
         assert count((0, lens), (1, lens), varlen=varlen) == 2
         plans.clear()
         lens = torch.tensor([9, 12], dtype=torch.int32)

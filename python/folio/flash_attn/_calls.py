@@ -359,14 +359,15 @@ def device_forward(at: Any, q: Any, out: Any, lse: Any, seqs: int, rows: int, qu
     if more:
         seqs, query_len = rows, 1
     stream = at.context.stream()
-    plan = _oneshot.device_plan(at, cache.block_size if cache else 0, cache.num_blocks if cache else 0, seqs, rows,
-                                query_len, longest, stream)
-    last, marks = plan._last, None if place is None or plan._last is False else _marks((*made_of, seqs, rows))
+    planned = _oneshot.device_plan(at, cache.block_size if cache else 0, cache.num_blocks if cache else 0, seqs, rows,
+                                   query_len, longest, stream)
+    plan, last = planned.plan, planned.step  # False: never the same again
+    marks = None if place is None or last is False else _marks((*made_of, seqs, rows))
     if last and last[0] == marks and place not in last[2]:
         last[2].add(place)
     else:
         if last:
-            plan._last = None
+            planned.step = None
         starts, lens, tables = arrays()
         torch, extra = _torch(), {}
         if more:
@@ -376,7 +377,7 @@ def device_forward(at: Any, q: Any, out: Any, lse: Any, seqs: int, rows: int, qu
         plan.update_device(seq_lens=lens, block_tables=tables, query_start=starts, num_query_tokens=rows, stream=stream,
                            causality_per_seq=None if causal else torch.full_like(lens, abi.FOLIO_CAUSAL_NO), **extra)
         if marks:
-            plan._last = marks, made_of, {place}  # made_of, so that no other tensors get these ids
+            planned.step = marks, made_of, {place}  # made_of, so that no other tensors get these ids
     plan.forward(q, cache=cache, out=out, lse=lse, stream=stream, **options)
 
 

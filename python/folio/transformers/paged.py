@@ -20,8 +20,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from .._oneshot import MAX_BLOCK
-from ..batch import Batch
+from .._oneshot import MAX_BLOCK, CsrStep, Planned
 from ..cache import KVCache
 from ..context import torch_context
 from ..errors import UnsupportedError
@@ -56,13 +55,9 @@ def block_size_of(tokens: int, window: Optional[int]) -> int:
 
 
 @dataclass
-class Tables:
-    """A step as arrays for Batch.set_csr."""
+class Tables(CsrStep):
+    """A step as arrays."""
 
-    query_start: np.ndarray
-    seq_lens: np.ndarray
-    indptr: np.ndarray
-    blocks: np.ndarray
     write_slots: Optional[np.ndarray]  # given: attend over old and new keys first, then write the new ones here
 
 
@@ -93,7 +88,7 @@ def tables(pages: Pages, trash: int, query_start: np.ndarray, key_start: np.ndar
         # A new token takes the place of one that an earlier row still sees.
         slots = pages.slots(write, trash)
         index[index == trash] = 0  # never read: new keys come from the step itself
-    return Tables(query_start.astype(np.int32), lens.astype(np.int32), indptr, pages.blocks(index), slots)
+    return Tables(query_start.astype(np.int32), lens.astype(np.int32), indptr, pages.blocks(index), {}, slots)
 
 
 class Group:
@@ -104,9 +99,8 @@ class Group:
         self.pages, self.trash = pages, trash
         self.kv = KVCache.wrap(memory, context=torch_context(memory[0].device), layout="native", num_blocks=num_blocks,
                                block_size=pages.block_size, num_kv_heads=kv_heads, head_size=head_size, dtype=dtype)
-        self.batch = Batch(cache=self.kv)
         self.tables: Any = None
-        self.plan: Optional[Plan] = None  # lists the attentions of all layers that have run
+        self._planned: Optional[Planned] = None  # lists the attentions of all layers that have run
         self._step: Any = None
 
     def start_step(self, kwargs: dict[str, Any], index: int) -> None:
@@ -119,19 +113,18 @@ class Group:
         if isinstance(key_start, dict):
             key_start = key_start["sliding_attention" if self.pages.window else "full_attention"]
         arrays = (kwargs["cu_seq_lens_q"], key_start, step[index], kwargs["write_index"][index])
-        t = tables(self.pages, self.trash, *(x.cpu().numpy() for x in arrays))
-        self.batch.set_csr(t.indptr, t.blocks, query_start=t.query_start, seq_lens=t.seq_lens)
-        if self.plan is not None:
-            self.plan.update(self.batch)
-        self.tables, self._step = t, step
+        self.tables = tables(self.pages, self.trash, *(x.cpu().numpy() for x in arrays))
+        self._step = step
 
     def planned(self, attention: Any) -> tuple[Plan, int]:
         """The plan, made anew for an attention that it does not list, and the attention's number in it."""
-        if self.plan is None or attention not in self.plan.attentions:
-            plan = Plan([*(self.plan.attentions if self.plan else ()), attention], cache=self.kv)
-            plan.update(self.batch)
-            self.plan = plan
-        return self.plan, self.plan.attentions.index(attention)
+        planned = self._planned
+        if planned is None or attention not in planned.plan.attentions:
+            others = planned.plan.attentions if planned else ()
+            planned = self._planned = Planned([*others, attention], block_size=self.pages.block_size, cache=self.kv)
+        if planned.step is not self.tables:
+            planned.update(self.tables)
+        return planned.plan, planned.plan.attentions.index(attention)
 
 
 _groups: WeakKeyDictionary = WeakKeyDictionary()  # cache of transformers -> {group index: Group}

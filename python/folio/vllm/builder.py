@@ -15,6 +15,7 @@ import numpy as np
 
 from .. import _abi as abi
 from .._library import check, lib, make
+from .._oneshot import limit
 from ..attention import Attention
 from ..batch import Batch
 from ..context import torch_context
@@ -58,7 +59,7 @@ class FolioBuilder:
         self.attentions = [Attention(self.context, **geometry._asdict()) for geometry in distinct]
         self.plan: Any = None
         self.rows = 0  # of q and out, in the step that the plan was updated with
-        self._limits = (0, 0, 0)  # sequences, tokens, longest sequence
+        self._limits: tuple = (0, 0, 0)  # sequences, tokens, longest sequence
         self._blocks = (0, 0)  # number and size
         self._ready: Optional[FolioMetadata] = None
 
@@ -79,13 +80,13 @@ class FolioBuilder:
         blocks = (0, 0) if self.type == "encoder_only" else (kv_cache.shape[0], kv_cache.shape[2])
         on_device = self.device.type != "cpu" and self.type != "encoder_decoder"
         needed = (num_seqs, self.rows, step.max_seq_len) if on_device else (0, 0, 0)
-        if self.plan is None or blocks != self._blocks or any(n > limit for n, limit in zip(needed, self._limits)):
+        if self.plan is None or blocks != self._blocks or any(n > most for n, most in zip(needed, self._limits)):
             self._blocks, self._limits = blocks, needed
-            if on_device:  # which needs limits: vLLM's, and where a step exceeds one, twice what it needs
+            if on_device:  # which needs limits: vLLM's, and where a step exceeds one, a power of two
                 config = self.vllm_config
                 usual = (config.scheduler_config.max_num_seqs, config.scheduler_config.max_num_batched_tokens,
                          config.model_config.max_model_len)
-                self._limits = tuple(limit if n <= limit else 2 * n for n, limit in zip(needed, usual))
+                self._limits = tuple(most if n <= most else limit(n) for n, most in zip(needed, usual))
             seqs, tokens, longest = self._limits
             self.plan = Plan(self.attentions, types=self.type, num_blocks=blocks[0], block_size=blocks[1],
                              max_seqs=seqs, max_query_tokens=tokens, max_seq_len=longest,
