@@ -138,4 +138,4 @@ static void kill_loop(uint64_t seed, int rounds)
 
 TEST(store_kill, a_writer_killed_at_any_time) { kill_loop(1, 20); }
 
-LONG_TEST(store_kill, a_writer_killed_again_and_again) { kill_loop(2, 300); }
+LONG_TEST(store_kill, a_writer_killed_again_and_again) { kill_loop(2, 1000); }
