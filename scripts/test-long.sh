@@ -1,5 +1,5 @@
 #!/bin/sh
-# The long tests: suites with their long tests (random calls of KV memory, a writer killed 300 times, prompts of 128k
+# The long tests: suites with their long tests (random calls of KV memory, a writer killed 1,000 times, prompts of 128k
 # tokens), every case of `folio check --full`, and the random calls under AddressSanitizer. For changes to what they
 # test, and before a release.
 set -eu
