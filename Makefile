@@ -27,7 +27,7 @@ test: ## build and run the quick tests (at most 5 minutes)
 	@sh scripts/build.sh release
 	@sh scripts/test.sh build
 
-test-full: ## the quick tests on other CPUs (qemu), under AddressSanitizer, UBSan and ThreadSanitizer (20 minutes)
+test-full: ## the quick tests on other CPUs (qemu), under sanitizers and valgrind (30 minutes)
 	@sh scripts/setup.sh --full
 	@sh scripts/test-full.sh
 

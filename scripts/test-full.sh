@@ -1,8 +1,9 @@
 #!/bin/sh
 # usage: test-full.sh [--sample]
 # The quick tests again where they can find more: CPUs that this machine is not, by emulation, AddressSanitizer with
-# UBSan, and ThreadSanitizer. --sample is continuous integration's part of it: without the tests labelled full_only, and
-# with cases of `folio check` drawn by a seed (FOLIO_SEED; else a new one each time).
+# UBSan, ThreadSanitizer, and where they are installed MemorySanitizer (clang) and valgrind. --sample is continuous
+# integration's part of it: without the last two and the tests labelled full_only, and with cases of `folio check` drawn
+# by a seed (FOLIO_SEED; else a new one each time).
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/stages.sh
@@ -27,4 +28,18 @@ calm sh scripts/test.sh build-asan-ubsan -LE "$left_out"
 stage "quick tests, ThreadSanitizer$of"
 sh scripts/build.sh tsan
 calm sh scripts/test.sh build-tsan -LE "without_threads|$left_out"
+
+# Neither knows the instructions of all levels.
+if [ "$left_out" = "^$" ] && command -v clang > /dev/null; then
+    stage "suites, MemorySanitizer"
+    sh scripts/build.sh msan folio_tests
+    FOLIO_CPU=scalar sh scripts/test.sh build-msan -R '^(suite|poison)\.' -E '^suite\.(setuid|loader)$'
+fi
+if [ "$left_out" = "^$" ] && [ "$(uname -m)" = x86_64 ] && command -v valgrind > /dev/null; then
+    stage "quick suites, valgrind"
+    for suite in batch attend errors_forward errors_plan merge pool sequence prefix store store_key rotary; do
+        echo "$suite"
+        FOLIO_CPU=avx2 valgrind -q --error-exitcode=9 build/tests/folio_tests "$suite" > /dev/null
+    done
+fi
 finish test-full

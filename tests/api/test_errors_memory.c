@@ -51,6 +51,7 @@ static folio_status use_plan(whole *w)
                                  .k = {.data = k, .dtype = FOLIO_F32, .tokens = 18},
                                  .v = {.data = k, .dtype = FOLIO_F32, .tokens = 18},
                                  .out = {.data = out, .dtype = FOLIO_F32, .tokens = 18});
+    kit_poison_cache(w->cache);
     TRY_STATUS(folio_plan_update(w->plan, w->batch, NULL));
     TRY_STATUS(folio_attention_forward(w->plan, 0, FOLIO_ATTENTION_DECODER, w->cache, 1, &t, NULL));
     const int64_t slots[2] = {40, 3};

@@ -208,6 +208,7 @@ BACKEND_TEST(plan_update, steps_of_host_arrays)
     static const int32_t lens[2] = {3, 17}, longer[2] = {3, 33};
     world w;
     REQUIRE_TEST(open_world(&w, ctx));
+    kit_poison_cache(w.cache); /* the steps have a context that nothing writes */
     const folio_step good =
         FOLIO_WITH(folio_step, .num_seqs = 2, .query_start = starts, .seq_lens = lens,
                    .table = {.kind = FOLIO_TABLE_ROWS, .indices = tables, .row_stride = 2});

@@ -89,6 +89,7 @@ static bool rules_pool(rules *w, folio_context *ctx, int64_t blocks, int64_t hos
         .num_kv_heads = 1, .k_head_size = WIDTH, .dtype = FOLIO_F32, .layout = FOLIO_LAYOUT_NHD);
     folio_layer_group group = {0};
     CHECK_OK(folio_kv_cache_create(ctx, &cache, &group.cache));
+    kit_poison_cache(group.cache); /* nothing here writes K and V, and blocks go to the file */
     if (!pool_rig_open_on(&w->r, ctx,
                           FOLIO_WITH(folio_pool_desc, .num_blocks = blocks, .block_size = BS,
                                      .layer_groups = &group, .flags = FOLIO_POOL_CHECK,
