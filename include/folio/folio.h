@@ -573,6 +573,26 @@ FOLIO_API folio_status folio_rotary_create(folio_context *ctx, const folio_rotar
 /** On a device it waits for the kernels that use the table. */
 FOLIO_API void folio_rotary_destroy(folio_rotary *rotary);
 
+/**
+ * What a cache cannot know of its K and V. Stores (folio_pool.h) and exports carry it, together with
+ * the geometry of their blocks. The call that reads them gives a passport too: if a field differs, it
+ * is rejected, and the sentence names the field. A field that is not given is a value like others:
+ * scales that are not given differ from scales of 1.
+ */
+typedef struct folio_kv_passport {
+    size_t struct_size;
+    const char *model; /* names weights, adapters and all else that K and V depend on; up to 255   */
+                       /* bytes; NULL: ""                                                          */
+    const folio_rotary_desc *rotary; /* how the stored keys were rotated; NULL: they were not, or  */
+                                     /* it is not stated. Fields that do not change the angles are */
+                                     /* not compared; of num_positions only the rows of cos and    */
+                                     /* sin count. If the layers' rotaries differ, give one, and   */
+                                     /* let `model` name the rest                                  */
+    const float *k_scales; /* [num_scales] static scales of an fp8 cache: one, or one per layer or */
+    const float *v_scales; /* head in an order of the caller's; each finite, > 0; NULL: none       */
+    int64_t num_scales;
+} folio_kv_passport;
+
 /* ---------------------------------------------------------------------------------------------- */
 /* Tensors and running                                                                             */
 /* ---------------------------------------------------------------------------------------------- */

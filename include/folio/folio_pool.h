@@ -156,8 +156,8 @@ typedef struct folio_pool_desc {
                             /* largest group in all its layers, 4 * block_size bytes and up to     */
                             /* 4.5 KiB. A larger file is not cut; frames past this size are not    */
                             /* used. Ignored without store_path                                    */
-    const char *model; /* names what computes K and V, up to 255 bytes; a store made under another */
-                       /* name is rejected; NULL: ""                                               */
+    const folio_kv_passport *passport; /* what K and V are: a store with another passport is       */
+                                       /* rejected. NULL: nothing is stated                        */
     void *stream;      /* of the context's device: where all copies of the pool are queued. NULL: */
                        /* the default stream. Host backends: NULL                                  */
     folio_wipe wipe;   /* groups without a cache are the caller's to wipe                          */
@@ -172,9 +172,9 @@ typedef struct folio_pool_desc {
 /**
  * Make a pool with all its blocks free. All caches are of this context. Tiers need a cache in every
  * group, and a cross_cache if there are encoder tokens.
- * @return FOLIO_OK; ERR_ARGUMENT (also: the store's file is of another model or geometry, was made
- * with another hash_key or store_key, is damaged or in use, belongs to another user, can be written by
- * others, or is a link); ERR_MEMORY; ERR_IO; ERR_DEVICE.
+ * @return FOLIO_OK; ERR_ARGUMENT (also: the store's file has another passport, geometry or format
+ * version, was made with another hash_key or store_key, is damaged or in use, belongs to another user,
+ * can be written by others, or is a link); ERR_MEMORY; ERR_IO; ERR_DEVICE.
  */
 FOLIO_API folio_status folio_pool_create(folio_context *ctx, const folio_pool_desc *desc,
                                          folio_pool **out);

@@ -9,6 +9,7 @@
     Plan       limits and workspace: made once, updated each step, used by every layer
     Pool, Sequence   who holds which blocks: prefix cache, forks, swapping
     Rotary     rotary embedding with the forward
+    Passport   what K and V are, for stores and exported blocks
     attend     one layer in one call
 
 Arrays are NumPy arrays (bf16 by ml_dtypes), torch tensors, or anything with DLPack, and are never copied.
@@ -28,12 +29,13 @@ from .device import DeviceArray
 from .errors import (ArgumentError, DeviceError, Error, FullError, InternalError, OutOfMemoryError, StoreError,
                      TooLargeError, UnsupportedError)
 from .functional import attend, merge_states
+from .passport import Passport
 from .plan import Plan
 from .pool import Pool, Sequence
 
 __all__ = [
     "ArgumentError", "Attention", "BackendInfo", "Batch", "Context", "DeviceArray", "DeviceError", "Error",
-    "FullError", "InternalError", "KVCache", "KernelInfo", "OutOfMemoryError", "Plan", "Pool", "Rotary", "Sequence",
-    "Shape", "StoreError", "TooLargeError", "UnsupportedError", "attend", "backend_info", "backends", "cache_shape",
-    "default_context", "merge_states", "__version__",
+    "FullError", "InternalError", "KVCache", "KernelInfo", "OutOfMemoryError", "Passport", "Plan", "Pool", "Rotary",
+    "Sequence", "Shape", "StoreError", "TooLargeError", "UnsupportedError", "attend", "backend_info", "backends",
+    "cache_shape", "default_context", "merge_states", "__version__",
 ]

@@ -104,3 +104,4 @@ class Rotary(Handle):
                     scaling=_SCALINGS[scaling], num_positions=num_positions, theta=theta, **fields)
         handle = create(lib.folio_rotary_create, self.context, ctypes.byref(desc))
         super().__init__(handle, lib.folio_rotary_destroy, self.context)
+        self._desc, self._keep = desc, (self.context, keep)  # for a Passport

@@ -16,6 +16,7 @@ from .batch import _copy, _fields
 from .cache import KVCache
 from .context import Context, given_or_default
 from .errors import ArgumentError
+from .passport import Passport, key_of, passport_of
 
 _TIERS = {"device": abi.FOLIO_TIER_DEVICE, "host": abi.FOLIO_TIER_HOST, "disk": abi.FOLIO_TIER_DISK}
 _tier = partial(choice, "tier", _TIERS)
@@ -39,6 +40,7 @@ class Pool(Handle):
     caches       one KVCache, or one for each layer group (the layers that see the same keys)
     windows      for each group the tokens that a token sees, itself included; 0 or None: all
     host_blocks  blocks of a tier in host memory; store_path, store_bytes: a tier in a file
+    passport     what K and V are: a store's file with another passport is rejected
     store_key    16 to 64 secret bytes: frames of the file that were not made with them are not read
     wipe         when K, V and ids that nothing needs are overwritten with zeros: "forget", "free", "salt" (as "free",
                  and the prefix cache forgets a salt with its last sequence) or "never"
@@ -48,7 +50,7 @@ class Pool(Handle):
     def __init__(self, caches: Any, *, windows: Optional[Seq[Optional[int]]] = None,
                  cross_cache: Optional[KVCache] = None, context: Optional[Context] = None, num_blocks: int = 0,
                  watermark: int = 0, check_invariants: bool = False, hash_key: int = 0, host_blocks: int = 0,
-                 store_path: Optional[str] = None, store_bytes: int = 0, model: str = "",
+                 store_path: Optional[str] = None, store_bytes: int = 0, passport: Optional[Passport] = None,
                  on_event: Optional[Callable[[dict], None]] = None, stream: Optional[int] = None,
                  wipe: str = "forget", store_key: Optional[bytes] = None) -> None:
         self.caches = [caches] if isinstance(caches, KVCache) else list(caches)
@@ -62,14 +64,14 @@ class Pool(Handle):
             raise ArgumentError(f"windows has {len(windows)} entries, but there are {len(self.caches)} caches")
         groups = (abi.folio_layer_group * len(self.caches))(
             *[abi.folio_layer_group(w or 0, c._as_parameter_) for w, c in zip(windows, self.caches)])
-        key = None if store_key is None else ctypes.create_string_buffer(bytes(store_key))
+        key, key_bytes = key_of(store_key)
         desc = make(abi.folio_pool_desc, num_blocks=num_blocks, num_layer_groups=len(self.caches),
                     layer_groups=ctypes.addressof(groups), watermark=watermark, hash_key=hash_key,
                     cross_cache=None if cross_cache is None else handle_of(cross_cache, KVCache, "cross_cache"),
                     flags=abi.FOLIO_POOL_CHECK if check_invariants else 0, host_blocks=host_blocks,
                     store_path=store_path.encode() if store_path else None, store_bytes=store_bytes,
-                    model=model.encode() if model else None, wipe=choice("wipe", _WIPES, wipe),
-                    store_key=None if key is None else ctypes.addressof(key), store_key_bytes=len(store_key or b""),
+                    passport=passport_of(passport), wipe=choice("wipe", _WIPES, wipe),
+                    store_key=None if key is None else ctypes.addressof(key), store_key_bytes=key_bytes,
                     stream=stream if stream is not None else self.context.stream())
         callback = _EVENT(lambda _, event: on_event(_event(event.contents))) if on_event else None
         if callback:

@@ -135,7 +135,8 @@ def test_full_and_too_large(arrays: Arrays) -> None:
 
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_swap_out_and_in(arrays: Arrays, tmp_path: Path, tier: str) -> None:
-    engine = Engine(arrays, host_blocks=8, store_path=str(tmp_path / "store"), store_bytes=1 << 20, model="test")
+    engine = Engine(arrays, host_blocks=8, store_path=str(tmp_path / "store"), store_bytes=1 << 20,
+                    passport=folio.Passport("test"))
     ids = list(range(40))
     sequence = engine.pool.sequence()
     engine.run(ids, sequence)
@@ -186,15 +187,20 @@ def test_cached_blocks_go_down_and_come_back(arrays: Arrays) -> None:
 def test_a_store_outlives_its_pool(arrays: Arrays, tmp_path: Path) -> None:
     options = {"store_path": str(tmp_path / "store"), "store_bytes": 1 << 20, "hash_key": 7}
     ids = list(range(40))
-    engine = Engine(arrays, model="m", **options)
+    rotary = folio.Rotary(arrays.context, num_dims=SIZE, num_positions=8)
+    engine = Engine(arrays, passport=folio.Passport("m", rotary=rotary), **options)
     sequence = engine.pool.sequence()
     engine.run(ids, sequence)
     sequence.close()
     assert engine.pool.swap_out("disk", 8) == 2
     engine.pool.close()
-    with pytest.raises(folio.ArgumentError, match="model"):
-        Engine(arrays, model="another", **options)
-    again = Engine(arrays, model="m", **options)
+    with pytest.raises(folio.ArgumentError, match='model is "m" there and "another" here'):
+        Engine(arrays, passport=folio.Passport("another", rotary=rotary), **options)
+    with pytest.raises(folio.ArgumentError, match="rotary is given there and none here"):
+        Engine(arrays, passport=folio.Passport("m"), **options)
+    with pytest.raises(folio.ArgumentError, match="it must be a folio.Passport"):
+        Engine(arrays, passport="m", **options)
+    again = Engine(arrays, passport=folio.Passport("m", rotary=rotary), **options)
     sequence = again.pool.sequence()
     assert sequence.match(ids) == 32
     again.run(ids + [1], sequence)

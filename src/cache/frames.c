@@ -5,21 +5,6 @@
 
 #include <string.h>
 
-static folioi_frame_geometry describe(const folioi_kv_format *f)
-{
-    const folio_kv_cache_desc *d = &f->desc;
-    folioi_frame_geometry g = {.num_layers = d->num_layers,
-                               .block_size = d->block_size,
-                               .num_kv_heads = d->num_kv_heads,
-                               .k_head_size = d->k_head_size,
-                               .v_head_size = d->v_head_size,
-                               .dtype = (int32_t)d->dtype,
-                               .layout_version = FOLIOI_LAYOUT_VERSION,
-                               .payload_bytes = f->layer_bytes * d->num_layers};
-    strncpy(g.layout_id, folioi_layout_id(f), sizeof g.layout_id - 1);
-    return g;
-}
-
 folio_status folioi_frames_init(folioi_frames *f, folio_context *ctx, folio_kv_cache *const *caches,
                                 int32_t num_tables, int64_t num_blocks)
 {
@@ -28,7 +13,7 @@ folio_status folioi_frames_init(folioi_frames *f, folio_context *ctx, folio_kv_c
     for (int32_t t = 0; t < num_tables; t++) {
         if (caches[t] == NULL) continue;
         TRY(folioi_kv_frame_format(&caches[t]->format.desc, caches[t]->format.on_device, &one[t]));
-        f->geometry[t] = describe(&one[t]);
+        f->geometry[t] = folioi_geometry_of(&one[t]);
         f->frame_bytes = max_i64(f->frame_bytes, f->geometry[t].payload_bytes);
     }
     f->frame_bytes = round_up(f->frame_bytes, FOLIOI_ALIGN);

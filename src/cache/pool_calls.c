@@ -3,7 +3,6 @@
 #include "cache/pool_check.h"
 #include "core/tensor.h"
 
-#include <string.h>
 #include <sys/random.h>
 
 /* ------------------------------------------------------------------------------- create, destroy */
@@ -73,12 +72,10 @@ static folio_status check_desc(const folio_context *ctx, folio_pool_desc *d)
     }
     TRY(check_cache(d, ctx, d->cross_cache, "cross_cache", 0));
     REQUIRE(d->store_path == NULL || d->store_path[0] != 0, "pool: store_path is empty");
-    REQUIRE(d->store_key_bytes == 0 || (d->store_key_bytes >= 16 && d->store_key_bytes <= 64),
-            "pool: store_key_bytes is %d, outside [16, 64]", d->store_key_bytes);
-    REQUIRE((d->store_key == NULL) == (d->store_key_bytes == 0),
-            "pool: store_key is %s and store_key_bytes %d", d->store_key == NULL ? "NULL" : "given",
-            d->store_key_bytes);
-    REQUIRE(d->model == NULL || strlen(d->model) <= 255, "pool: model is longer than 255 bytes");
+    folioi_bytes key;
+    TRY(folioi_key_read("pool: store_key", d->store_key, d->store_key_bytes, &key));
+    folioi_disk_passport stated;
+    TRY(folioi_passport_encode(d->passport, &stated)); /* wrong is wrong without a store, too */
     REQUIRE(d->stream == NULL || ctx->backend->on_device,
             "pool: stream is set; host backends have no streams");
     return FOLIO_OK;
@@ -107,7 +104,7 @@ static folio_status make_tiers(folio_pool *pool, const folio_pool_desc *d, uint6
     if (d->store_path != NULL) {
         folioi_store_desc s = {.path = d->store_path,
                                .max_bytes = d->store_bytes,
-                               .model = d->model != NULL ? d->model : "",
+                               .passport = d->passport,
                                .ids_bytes = (int32_t)max_i64(d->block_size * (int64_t)4, 8),
                                .num_layer_groups = pool->cross + (pool->cache[pool->cross] != NULL),
                                .geometry = pool->frames.geometry,

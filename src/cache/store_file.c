@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/random.h>
@@ -147,43 +148,12 @@ folio_status folioi_store_random(uint64_t *out)
 
 /* ----------------------------------------------------------------------------------- superblock */
 
-static folioi_disk_geometry geometry_encode(const folioi_frame_geometry *g)
-{
-    const int32_t numbers[7] = {g->num_layers,  g->block_size, g->num_kv_heads,  g->k_head_size,
-                                g->v_head_size, g->dtype,      g->layout_version};
-    folioi_disk_geometry disk = {.payload_bytes = (int64_t)htole64((uint64_t)g->payload_bytes)};
-    for (int i = 0; i < 7; i++) disk.number[i] = (int32_t)htole32((uint32_t)numbers[i]);
-    memcpy(disk.layout_id, g->layout_id, strnlen(g->layout_id, sizeof g->layout_id - 1));
-    return disk;
-}
-
-/* What is sealed: one kind's seal is not another's. */
-typedef enum { OF_SUPERBLOCK = 1, OF_EPOCH, OF_HEAD, OF_PAYLOAD, OF_SECRET } sealed;
-
-/* The seal of a, then b. Without a key: a checksum that starts from `seed`. */
-static folioi_seal make_seal(const folioi_store_file *file, sealed what, folioi_bytes a,
+/* The seal of a, then b, under the file's key. */
+static folioi_seal make_seal(const folioi_store_file *file, folioi_sealed what, folioi_bytes a,
                              folioi_bytes b, uint64_t seed)
 {
-    folioi_seal seal = {{0}};
-    if (file->keyed) {
-        const unsigned char kind[1] = {(unsigned char)what};
-        const folioi_bytes key = {file->key.byte, sizeof file->key}, all[] = {{kind, 1}, a, b};
-        folioi_keyed_hash(key, all, 3, seal.byte);
-        return seal;
-    }
-    uint64_t sum = XXH3_64bits_withSeed(a.data, a.size, seed);
-    if (what == OF_HEAD) sum = XXH3_64bits_withSeed(b.data, b.size, sum);
-    sum = htole64(sum);
-    memcpy(seal.byte, &sum, sizeof sum);
-    return seal;
-}
-
-/* In the same time for all: what of a forged seal is right cannot be measured. */
-static bool seal_equal(const folioi_seal *a, const folioi_seal *b)
-{
-    unsigned difference = 0;
-    for (size_t i = 0; i < sizeof a->byte; i++) difference |= a->byte[i] ^ b->byte[i];
-    return difference == 0;
+    const folioi_bytes key = {file->key.byte, file->keyed ? sizeof file->key : 0};
+    return folioi_seal_make(key, what, a, b, seed);
 }
 
 /* The key of this file's seals. */
@@ -199,21 +169,21 @@ static void derive_key(folioi_store_file *file, folioi_bytes key)
 static folioi_seal superblock_seal(const folioi_store_file *file, const folioi_superblock *super)
 {
     const folioi_bytes all = {super, offsetof(folioi_superblock, seal)};
-    return make_seal(file, OF_SUPERBLOCK, all, (folioi_bytes){NULL, 0}, 0);
+    return make_seal(file, FOLIOI_SEALED_SUPERBLOCK, all, (folioi_bytes){NULL, 0}, 0);
 }
 
 static folioi_seal epoch_seal(const folioi_store_file *file, uint64_t epoch)
 {
     uint64_t disk = htole64(epoch);
-    return make_seal(file, OF_EPOCH, (folioi_bytes){&disk, sizeof disk}, (folioi_bytes){NULL, 0},
-                     file->hash_key);
+    return make_seal(file, FOLIOI_SEALED_EPOCH, (folioi_bytes){&disk, sizeof disk},
+                     (folioi_bytes){NULL, 0}, file->hash_key);
 }
 
 folioi_key folioi_store_file_digest_key(const folioi_store_file *file)
 {
     folioi_key key = file->secret;
     folioi_seal seal =
-        make_seal(file, OF_SECRET, (folioi_bytes){&file->secret, sizeof file->secret},
+        make_seal(file, FOLIOI_SEALED_SECRET, (folioi_bytes){&file->secret, sizeof file->secret},
                   (folioi_bytes){NULL, 0}, 0);
     if (file->keyed) memcpy(&key, seal.byte, sizeof key);
     return key;
@@ -232,8 +202,7 @@ folio_status folioi_store_file_save_epoch(folioi_store_file *file, uint64_t epoc
 }
 
 /* All that the desc decides; hash key, epoch and checksums are missing. */
-static void superblock_encode(const folioi_store_file *file, const folioi_store_desc *desc,
-                              folioi_superblock *super)
+static void superblock_encode(const folioi_store_file *file, folioi_superblock *super)
 {
     memset(super, 0, sizeof *super);
     memcpy(super->magic, store_magic, sizeof super->magic);
@@ -241,16 +210,14 @@ static void superblock_encode(const folioi_store_file *file, const folioi_store_
     super->num_layer_groups = (int32_t)htole32((uint32_t)file->num_layer_groups);
     super->frame_bytes = (int64_t)htole64((uint64_t)file->frame_bytes);
     super->ids_bytes = (int32_t)htole32((uint32_t)file->ids_bytes);
-    if (desc->model != NULL) memcpy(super->model, desc->model, strlen(desc->model));
     memcpy(super->geometry, file->geometry, sizeof super->geometry);
+    super->passport = file->passport;
 }
 
 static folio_status check_desc(folioi_store_file *file, const folioi_store_desc *desc)
 {
     REQUIRE(desc->path != NULL, "the store's path is NULL");
-    size_t model = desc->model == NULL ? 0 : strlen(desc->model);
-    REQUIRE(model < STORE_MODEL_BYTES, "the model's name has %zu bytes; the limit is %d", model,
-            STORE_MODEL_BYTES - 1);
+    TRY(folioi_passport_encode(desc->passport, &file->passport));
     REQUIRE(desc->key.size == 0 ||
                 (desc->key.size >= 16 && desc->key.size <= FOLIOI_KEYED_HASH_MOST_KEY &&
                  desc->key.data != NULL),
@@ -270,7 +237,7 @@ static folio_status check_desc(folioi_store_file *file, const folioi_store_desc 
                 (long long)bytes, (long long)MAX_PAYLOAD);
         payload = max_i64(payload, bytes);
         file->payload_bytes[g] = bytes;
-        file->geometry[g] = geometry_encode(&desc->geometry[g]);
+        file->geometry[g] = folioi_geometry_encode(&desc->geometry[g]);
     }
     file->ids_bytes = desc->ids_bytes;
     file->num_layer_groups = desc->num_layer_groups;
@@ -281,28 +248,6 @@ static folio_status check_desc(folioi_store_file *file, const folioi_store_desc 
             "store_bytes is %lld; its superblock and two frames of %lld bytes need %lld",
             (long long)desc->max_bytes, (long long)file->frame_bytes,
             (long long)(3 * file->frame_bytes));
-    return FOLIO_OK;
-}
-
-static folio_status check_geometry(const char *path, int32_t group,
-                                   const folioi_disk_geometry *there,
-                                   const folioi_disk_geometry *here)
-{
-    static const char *const names[7] = {"num_layers",    "block_size",  "num_kv_heads",
-                                         "k_head_size",   "v_head_size", "dtype",
-                                         "layout_version"};
-    for (int i = 0; i < 7; i++)
-        REQUIRE(there->number[i] == here->number[i],
-                "%s: group %d was stored with %s %d, here it is %d", path, group, names[i],
-                (int32_t)le32toh((uint32_t)there->number[i]),
-                (int32_t)le32toh((uint32_t)here->number[i]));
-    REQUIRE(memcmp(there->layout_id, here->layout_id, sizeof here->layout_id) == 0,
-            "%s: group %d was stored with layout \"%.19s\", here it is \"%.19s\"", path, group,
-            there->layout_id, here->layout_id);
-    REQUIRE(there->payload_bytes == here->payload_bytes,
-            "%s: group %d was stored with blocks of %lld bytes, here they have %lld", path, group,
-            (long long)le64toh((uint64_t)there->payload_bytes),
-            (long long)le64toh((uint64_t)here->payload_bytes));
     return FOLIO_OK;
 }
 
@@ -322,18 +267,19 @@ static folio_status check_superblock(folioi_store_file *file, const folioi_store
     file->secret = (folioi_key){{le64toh(there->secret[0]), le64toh(there->secret[1])}};
     derive_key(file, desc->key);
     folioi_seal seal = superblock_seal(file, there);
-    REQUIRE(seal_equal(&there->seal, &seal),
+    REQUIRE(folioi_seal_equal(&there->seal, &seal),
             keyed ? "%s was made with another store key, or is damaged"
                   : "%s is damaged: the checksum of its superblock is wrong",
             path);
-    REQUIRE(memcmp(there->model, here->model, sizeof here->model) == 0,
-            "%s was made for the model \"%.255s\", here it is \"%.255s\"", path, there->model,
-            here->model);
+    TRY(folioi_passport_compare(path, &there->passport, &here->passport));
     REQUIRE(there->num_layer_groups == here->num_layer_groups,
             "%s was made for %d groups, here there are %d", path,
             (int32_t)le32toh((uint32_t)there->num_layer_groups), file->num_layer_groups);
-    for (int32_t g = 0; g < file->num_layer_groups; g++)
-        TRY(check_geometry(path, g, &there->geometry[g], &here->geometry[g]));
+    for (int32_t g = 0; g < file->num_layer_groups; g++) {
+        char what[300];
+        snprintf(what, sizeof what, "group %d of %s", g, path);
+        TRY(folioi_geometry_compare(what, &there->geometry[g], &here->geometry[g]));
+    }
     REQUIRE(there->ids_bytes == here->ids_bytes,
             "%s was made with %d bytes for a block's ids, here there are %d", path,
             (int32_t)le32toh((uint32_t)there->ids_bytes), file->ids_bytes);
@@ -382,7 +328,7 @@ static folio_status read_epoch(folioi_store_file *file, const folioi_superblock 
 {
     file->epoch = le64toh(there->epoch);
     folioi_seal seal = epoch_seal(file, file->epoch);
-    file->epoch_saved = seal_equal(&there->epoch_seal, &seal);
+    file->epoch_saved = folioi_seal_equal(&there->epoch_seal, &seal);
     if (file->epoch_saved) return FOLIO_OK;
     file->epoch_lost = true;
     TRY(folioi_store_random(&file->epoch));
@@ -413,7 +359,7 @@ static folio_status check_owner(folioi_store_file *file, const char *path)
 static folio_status make_or_check(folioi_store_file *file, const folioi_store_desc *desc)
 {
     folioi_superblock here, there = {.version = 0};
-    superblock_encode(file, desc, &here);
+    superblock_encode(file, &here);
     TRY(check_owner(file, desc->path));
     int64_t want = min_i64(file->size, sizeof there);
     int64_t got = folioi_store_file_read(file, &there, want, 0);
@@ -484,20 +430,21 @@ static folioi_seal head_seal(const folioi_store_file *file, const folioi_frame_h
                              const char *ids, int64_t ids_bytes)
 {
     const folioi_bytes all = {header, offsetof(folioi_frame_header, seal)};
-    return make_seal(file, OF_HEAD, all, (folioi_bytes){ids, (size_t)ids_bytes}, file->hash_key);
+    return make_seal(file, FOLIOI_SEALED_HEAD, all, (folioi_bytes){ids, (size_t)ids_bytes},
+                     file->hash_key);
 }
 
 static folioi_seal payload_seal(const folioi_store_file *file, const void *payload, int64_t bytes)
 {
     const folioi_bytes all = {payload, (size_t)bytes};
-    return make_seal(file, OF_PAYLOAD, all, (folioi_bytes){NULL, 0}, 0);
+    return make_seal(file, FOLIOI_SEALED_PAYLOAD, all, (folioi_bytes){NULL, 0}, 0);
 }
 
 bool folioi_payload_is(const folioi_store_file *file, const void *payload, int64_t bytes,
                        const folioi_seal *seal)
 {
     folioi_seal found = payload_seal(file, payload, bytes);
-    return seal_equal(&found, seal);
+    return folioi_seal_equal(&found, seal);
 }
 
 void folioi_head_encode(const folioi_store_file *file, int64_t frame, const folioi_frame_info *info,
@@ -542,7 +489,7 @@ folioi_head_state folioi_head_decode(const folioi_store_file *file, int64_t fram
         le32toh(h.version) != STORE_FORMAT_VERSION || ids_bytes < 0 || ids_bytes > file->ids_bytes)
         return FOLIOI_HEAD_TORN;
     folioi_seal seal = head_seal(file, &h, ids, ids_bytes);
-    if (!seal_equal(&h.seal, &seal)) return FOLIOI_HEAD_TORN;
+    if (!folioi_seal_equal(&h.seal, &seal)) return FOLIOI_HEAD_TORN;
     if ((int64_t)le64toh((uint64_t)h.frame) != frame || group < 0 ||
         group >= file->num_layer_groups ||
         memcmp(&h.geometry, &file->geometry[group], sizeof h.geometry) != 0 || payload_bytes < 0 ||

@@ -12,16 +12,15 @@
 #ifndef FOLIOI_STORE_FILE_H
 #define FOLIOI_STORE_FILE_H
 
+#include "cache/passport.h"
 #include "core/alloc.h"
 #include "core/hash.h"
-#include "core/keyed_hash.h"
 
 #include <stdbool.h>
 #include <sys/stat.h>
 
-#define STORE_FORMAT_VERSION 2
+#define STORE_FORMAT_VERSION 3
 #define STORE_MAX_GROUPS 32
-#define STORE_MODEL_BYTES 256
 
 /** The calls a store makes on its file, replaceable by tests. Results and errno as the system's. */
 typedef struct folioi_file_ops {
@@ -34,19 +33,10 @@ typedef struct folioi_file_ops {
     void *user;
 } folioi_file_ops;
 
-/** The geometry of one group's frames, as it stands in their headers. */
-typedef struct folioi_frame_geometry {
-    int32_t num_layers, block_size, num_kv_heads, k_head_size, v_head_size, dtype;
-    int32_t layout_version;
-    char layout_id[20]; /* terminated */
-    int64_t
-        payload_bytes; /* of a whole block, the most a put may have; 0: a group without blocks */
-} folioi_frame_geometry;
-
 typedef struct folioi_store_desc {
     const char *path;
-    int64_t max_bytes;        /* of the file: bounds the number of frames */
-    const char *model;        /* compared with the file's; up to 255 bytes */
+    int64_t max_bytes;                 /* of the file: bounds the number of frames */
+    const folio_kv_passport *passport; /* compared with the file's; NULL: nothing is stated */
     int32_t ids_bytes;        /* room for a block's token ids: block_size * 4, at least 8 */
     int32_t num_layer_groups; /* entries of geometry, 1..32 */
     const folioi_frame_geometry *geometry;
@@ -73,17 +63,6 @@ typedef struct folioi_frame_id {
     bool hashed; /* ids is one hash id */
 } folioi_frame_id;
 
-typedef struct folioi_disk_geometry {
-    int32_t number[7]; /* num_layers .. dtype, layout_version, as folioi_frame_geometry has them */
-    char layout_id[20];
-    int64_t payload_bytes;
-} folioi_disk_geometry;
-
-/** Says that bytes are whole and, with a key, that a store with this key wrote them. */
-typedef struct folioi_seal {
-    unsigned char byte[FOLIOI_KEYED_HASH_BYTES];
-} folioi_seal;
-
 typedef struct folioi_superblock {
     char magic[8];
     uint32_t version;
@@ -91,14 +70,14 @@ typedef struct folioi_superblock {
     int64_t frame_bytes;
     int32_t ids_bytes;
     uint32_t zero;
-    char model[STORE_MODEL_BYTES];
+    folioi_disk_passport passport;
     folioi_disk_geometry geometry[STORE_MAX_GROUPS];
     uint64_t hash_key;
     uint64_t secret[2];
     uint32_t keyed;
     uint32_t zero2;
     folioi_seal seal; /* of all before it */
-    char unused[1912];
+    char unused[1440];
     folioi_seal epoch_seal; /* with the epoch, the one part that is written again */
     uint64_t epoch;
 } folioi_superblock;
@@ -120,12 +99,11 @@ typedef struct folioi_frame_header {
     int64_t payload_bytes; /* at most the geometry's */
     folioi_disk_geometry geometry;
     uint64_t digest[2];
-    uint64_t zeros[2];
+    uint64_t zeros;
     folioi_seal payload_seal;
     folioi_seal seal; /* of all before it, and the ids */
 } folioi_frame_header;
 
-_Static_assert(sizeof(folioi_disk_geometry) == 56, "on disk");
 _Static_assert(sizeof(folioi_superblock) == 4096, "on disk");
 _Static_assert(sizeof(folioi_frame_header) == 256, "on disk");
 _Static_assert(sizeof(off_t) == 8, "files may be larger than 2 GiB");
@@ -147,6 +125,7 @@ typedef struct folioi_store_file {
     bool epoch_lost; /* it did not verify: everything is forgotten */
     int64_t payload_bytes[STORE_MAX_GROUPS];
     folioi_disk_geometry geometry[STORE_MAX_GROUPS];
+    folioi_disk_passport passport;
 } folioi_store_file;
 
 /** What a head says, in the host's byte order; ids as their hash. */

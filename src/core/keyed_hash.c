@@ -19,7 +19,8 @@ static int blake2b_folioi(uint8_t *out, const void *in, const void *key, size_t 
 void folioi_keyed_hash(folioi_bytes key, const folioi_bytes *pieces, int n, unsigned char *out)
 {
     blake2b_state state;
-    (void)blake2b_init_key(&state, FOLIOI_KEYED_HASH_BYTES, key.data, key.size);
+    if (key.size == 0) (void)blake2b_init(&state, FOLIOI_KEYED_HASH_BYTES);
+    else (void)blake2b_init_key(&state, FOLIOI_KEYED_HASH_BYTES, key.data, key.size);
     for (int i = 0; i < n; i++) (void)blake2b_update(&state, pieces[i].data, pieces[i].size);
     (void)blake2b_final(&state, out, FOLIOI_KEYED_HASH_BYTES);
     secure_zero_memory(&state, sizeof state);

@@ -11,7 +11,7 @@ typedef struct folioi_bytes {
     size_t size;
 } folioi_bytes;
 
-/** out[32] is the hash of n pieces, one after another: give lengths that vary, or put them into a piece. key: 1..64 bytes. */
+/** out[32] is the hash of n pieces, one after another: give lengths that vary, or put them into a piece. key: up to 64 bytes; none: plain BLAKE2b, which anybody can make. */
 void folioi_keyed_hash(folioi_bytes key, const folioi_bytes *pieces, int n, unsigned char *out);
 
 #endif

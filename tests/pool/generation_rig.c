@@ -706,10 +706,11 @@ bool gen_world_model(gen_world *w, const gen_geometry *g, const folio_allocator 
 
 folio_pool_desc gen_world_desc(const gen_world *w, int64_t blocks, int64_t host, int64_t frames)
 {
+    static const folio_kv_passport passport = {.struct_size = sizeof passport, .model = "toy"};
     return FOLIO_WITH(folio_pool_desc, .num_blocks = blocks, .flags = FOLIO_POOL_CHECK,
                       .host_blocks = host, .store_path = frames > 0 ? w->store : NULL,
                       .store_bytes = frames > 0 ? gen_store_bytes(&w->m, frames) : 0,
-                      .model = "toy");
+                      .passport = &passport);
 }
 
 bool gen_world_pool(gen_world *w, int64_t blocks, int64_t host, int64_t frames)

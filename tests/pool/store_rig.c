@@ -34,8 +34,9 @@ void srig_init(store_rig *rig, int64_t num_frames)
                                                    .layout_version = 1,
                                                    .layout_id = "rows",
                                                    .payload_bytes = payload_bytes[g]};
+    rig->passport = FOLIO_WITH(folio_kv_passport, .model = "a model");
     rig->desc = (folioi_store_desc){.path = rig->path,
-                                    .model = "a model",
+                                    .passport = &rig->passport,
                                     .ids_bytes = SRIG_IDS * 4,
                                     .num_layer_groups = SRIG_GROUPS,
                                     .geometry = rig->geometry};

@@ -15,12 +15,20 @@
 #define SRIG_GROUPS 3
 #define SRIG_IDS 16   /* ids of a block */
 #define SRIG_HEAD 320 /* bytes of a frame before its payload */
+/* Places in the superblock. */
+#define SRIG_HASH_KEY 2552
+#define SRIG_KEYED 2576
+#define SRIG_SEAL 2584
+#define SRIG_UNUSED 2616 /* from here to the epoch's seal */
+#define SRIG_EPOCH_SEAL 4056
+#define SRIG_EPOCH 4088
 #define SRIG_MAX_PAYLOAD (4096 - SRIG_HEAD)
 
 /* A store to be: desc and what it points to. Frames have 4096 bytes. Never moved once made. */
 typedef struct {
     char dir[256], path[300];
     folioi_frame_geometry geometry[SRIG_GROUPS];
+    folio_kv_passport passport;
     folioi_store_desc desc;
     support_counter counter; /* of the allocator */
     folio_allocator allocator;

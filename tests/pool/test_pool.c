@@ -314,6 +314,7 @@ TEST(pool, descriptions_refused)
     memset(long_name, 'x', sizeof long_name);
     long_name[299] = 0;
     const folio_pool_desc good = {.struct_size = sizeof good, .num_blocks = 4, .block_size = 16};
+    const folio_kv_passport long_model = {.struct_size = sizeof long_model, .model = long_name};
     folio_pool_desc bad[16];
     const char *words[16];
     int n = 0;
@@ -337,7 +338,7 @@ TEST(pool, descriptions_refused)
     BAD("host_blocks|-5", host_blocks = -5);
     BAD("", host_blocks = 2);                      /* without a cache    */
     BAD("", store_path = "/nowhere/of/that/name"); /* the same           */
-    BAD("model", model = long_name);
+    BAD("model", passport = &long_model);
 #undef BAD
     for (int i = 0; i < n; i++) {
         folio_pool *pool = NOWHERE;

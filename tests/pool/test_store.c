@@ -257,10 +257,21 @@ STORE_TEST(store, another_model_or_geometry_is_refused, 4)
     uint64_t key = folioi_store_hash_key(rig->store);
     srig_close(rig);
     folioi_store_desc d = rig->desc;
-    d.model = "another";
-    check_refused(rig, &d, "store|made for the model \"a model\"|here it is \"another\"");
-    d.model = NULL;
-    check_refused(rig, &d, "made for the model \"a model\"|here it is \"\"");
+    folio_kv_passport other = FOLIO_WITH(folio_kv_passport, .model = "another");
+    d.passport = &other;
+    check_refused(rig, &d, "store|model is \"a model\" there and \"another\" here");
+    other.model = NULL;
+    check_refused(rig, &d, "model is \"a model\" there and \"\" here");
+    d.passport = NULL;
+    check_refused(rig, &d, "model is \"a model\" there and \"\" here");
+    const folio_rotary_desc rotary =
+        FOLIO_WITH(folio_rotary_desc, .num_dims = 8, .num_positions = 1);
+    const float scale = 0.5f;
+    other = FOLIO_WITH(folio_kv_passport, .model = "a model", .rotary = &rotary);
+    d.passport = &other;
+    check_refused(rig, &d, "rotary is none there and given here");
+    other = FOLIO_WITH(folio_kv_passport, .model = "a model", .v_scales = &scale, .num_scales = 1);
+    check_refused(rig, &d, "v_scales are 0 numbers there and 1 here");
     d = rig->desc;
     d.num_layer_groups = 2;
     check_refused(rig, &d, "made for 3 groups, here there are 2");
@@ -273,27 +284,48 @@ STORE_TEST(store, another_model_or_geometry_is_refused, 4)
     const folioi_frame_geometry was = rig->geometry[1];
     folioi_frame_geometry *g = &rig->geometry[1];
     g->num_layers = 9;
-    check_refused(rig, &rig->desc, "group 1|num_layers 3, here it is 9");
+    check_refused(rig, &rig->desc, "group 1|num_layers is 3 there and 9 here");
     *g = was, g->block_size = 9;
-    check_refused(rig, &rig->desc, "group 1|block_size 16, here it is 9");
+    check_refused(rig, &rig->desc, "group 1|block_size is 16 there and 9 here");
     *g = was, g->num_kv_heads = 9;
-    check_refused(rig, &rig->desc, "group 1|num_kv_heads 4, here it is 9");
+    check_refused(rig, &rig->desc, "group 1|num_kv_heads is 4 there and 9 here");
     *g = was, g->k_head_size = 9;
-    check_refused(rig, &rig->desc, "group 1|k_head_size 64, here it is 9");
+    check_refused(rig, &rig->desc, "group 1|k_head_size is 64 there and 9 here");
     *g = was, g->v_head_size = 9;
-    check_refused(rig, &rig->desc, "group 1|v_head_size 32, here it is 9");
+    check_refused(rig, &rig->desc, "group 1|v_head_size is 32 there and 9 here");
+    *g = was, g->v_in_k = 1;
+    check_refused(rig, &rig->desc, "group 1|v_in_k is 0 there and 1 here");
     *g = was, g->dtype = 9;
-    check_refused(rig, &rig->desc, "group 1|dtype 1, here it is 9");
+    check_refused(rig, &rig->desc, "group 1|dtype is 1 (f32) there and 9 (unknown) here");
     *g = was, g->layout_version = 9;
-    check_refused(rig, &rig->desc, "group 1|layout_version 1, here it is 9");
-    *g = was, strcpy(g->layout_id, "rows of nineteen ch");
-    check_refused(rig, &rig->desc, "group 1|layout \"rows\", here it is \"rows of nineteen ch\"");
+    check_refused(rig, &rig->desc, "group 1|layout_version is 1 there and 9 here");
+    *g = was, strcpy(g->layout_id, "rows of twenty-three ch");
+    check_refused(rig, &rig->desc,
+                  "group 1|layout_id is \"rows\" there and \"rows of twenty-three ch\" here");
     *g = was, g->payload_bytes--;
-    check_refused(rig, &rig->desc, "group 1|blocks of 3776 bytes, here they have 3775");
+    check_refused(rig, &rig->desc, "group 1|a block has 3776 bytes there and 3775 here");
     *g = was;
     rig->desc.hash_key = key; /* the file's own */
     CHECK_OK(srig_open(rig));
     CHECK_INT(GET(1), 1);
+}
+
+/* A file of version 2, byte by byte, with its right checksum: its model lies where version 3 has it. */
+NEW_STORE_TEST(store, a_store_of_version_2_is_refused, 4)
+{
+    unsigned char old[4096] = "FolioKV\n";
+    old[8] = 2;             /* version */
+    old[12] = SRIG_GROUPS;  /* groups */
+    old[17] = 4096 >> 8;    /* a frame's bytes */
+    old[24] = SRIG_IDS * 4; /* its ids' */
+    strcpy((char *)old + 32, "a model");
+    old[2080] = old[2088] = old[2096] = old[4088] = 1; /* hash key, secret, epoch */
+    uint64_t sums[2] = {htole64(XXH3_64bits(old, 2112)),
+                        htole64(XXH3_64bits_withSeed(old + 4088, 8, 1))};
+    memcpy(old + 2112, &sums[0], 8);
+    memcpy(old + 4056, &sums[1], 8);
+    srig_write_file(rig->path, old, sizeof old);
+    check_refused(rig, &rig->desc, "format version 2; this library reads version 3");
 }
 
 NEW_STORE_TEST(store, a_hash_key_is_kept, 4)
@@ -347,10 +379,15 @@ STORE_TEST(store, another_version_is_refused, 4)
     srig_close(rig);
     int64_t size;
     unsigned char *bytes = srig_read_file(rig->path, &size);
-    bytes[8] = 1;
-    srig_write_file(rig->path, bytes, size);
-    check_refused(rig, &rig->desc, "format version 1; this library reads version 2");
-    bytes[8] = 2;
+    const int others[] = {1, 2, 4};
+    for (int i = 0; i < COUNT_OF(others); i++) {
+        char words[80];
+        snprintf(words, sizeof words, "format version %d; this library reads version 3", others[i]);
+        bytes[8] = (unsigned char)others[i];
+        srig_write_file(rig->path, bytes, size);
+        check_refused(rig, &rig->desc, words);
+    }
+    bytes[8] = 3;
     bytes[40] ^= 1; /* of the model's name */
     srig_write_file(rig->path, bytes, size);
     check_refused(rig, &rig->desc, "is damaged|checksum");
@@ -373,8 +410,8 @@ STORE_TEST(store, an_unfinished_file_is_made_anew, 4)
             CHECK_INT(GET(1), 1);
             srig_close(rig);
         }
-        if (n == 0 || n > 2080) continue; /* a hash key is random */
-        whole[n - 1] ^= 1;                /* not ours */
+        if (n == 0 || n > SRIG_HASH_KEY) continue; /* a hash key is random */
+        whole[n - 1] ^= 1;                         /* not ours */
         srig_write_file(rig->path, whole, n);
         check_refused(rig, &rig->desc, "store");
         whole[n - 1] ^= 1;
@@ -401,7 +438,8 @@ NEW_STORE_TEST(store, an_open_is_checked, 4)
                                             "12287|4096|12288"};
         folioi_store_desc d = rig->desc;
         if (part == 0) d.path = NULL;
-        if (part == 1) d.model = name;
+        if (part == 1) rig->passport.model = name;
+        if (part == 2) rig->passport.model = "";
         if (part == 2) d.ids_bytes = 7;
         if (part == 3) d.num_layer_groups = 0;
         if (part == 4) d.num_layer_groups = 33, d.geometry = wide;
@@ -415,7 +453,7 @@ NEW_STORE_TEST(store, an_open_is_checked, 4)
     /* The most of each is taken, and a group without blocks. */
     wide[31].payload_bytes = 0;
     folioi_store_desc d = rig->desc;
-    d.model = name + 1;
+    rig->passport.model = name + 1;
     d.num_layer_groups = 32;
     d.geometry = wide;
     d.max_bytes = 3 * 4096;
@@ -455,7 +493,7 @@ static uint64_t little_endian(const unsigned char *bytes, int n)
     return x;
 }
 
-/* Files outlive libraries: the places of version 2, written out. */
+/* Files outlive libraries: the places of version 3, written out. */
 NEW_STORE_TEST(store, the_format_is_as_it_was, 4)
 {
     rig->desc.hash_key = 0x0123456789ABCDEF;
@@ -469,25 +507,25 @@ NEW_STORE_TEST(store, the_format_is_as_it_was, 4)
     unsigned char *bytes = srig_read_file(rig->path, &size);
     CHECK_INT(size, 2 * 4096 + SRIG_HEAD + SRIG_MAX_PAYLOAD);
     CHECK(memcmp(bytes, "FolioKV\n", 8) == 0);
-    CHECK_INT(little_endian(bytes + 8, 4), 2);     /* version */
+    CHECK_INT(little_endian(bytes + 8, 4), 3);     /* version */
     CHECK_INT(little_endian(bytes + 12, 4), 3);    /* groups */
     CHECK_INT(little_endian(bytes + 16, 8), 4096); /* a frame's bytes */
     CHECK_INT(little_endian(bytes + 24, 4), 64);   /* its ids' */
     CHECK(strcmp((char *)bytes + 32, "a model") == 0);
-    const unsigned char *g1 = bytes + 288 + 56;
-    const uint64_t numbers[] = {3, 16, 4, 64, 32, 1, 1};
-    for (int i = 0; i < 7; i++) CHECK_INT(little_endian(g1 + 4 * i, 4), numbers[i]);
-    CHECK(strcmp((const char *)g1 + 28, "rows") == 0);
-    CHECK_INT(little_endian(g1 + 48, 8), SRIG_MAX_PAYLOAD);
-    CHECK(little_endian(bytes + 2080, 8) == 0x0123456789ABCDEF);
-    CHECK_INT(little_endian(bytes + 2104, 4), 0); /* no key; after the secret */
-    CHECK(little_endian(bytes + 2112, 8) == XXH3_64bits(bytes, 2112));
+    const unsigned char *g1 = bytes + 504 + 64;
+    const uint64_t numbers[] = {3, 16, 4, 64, 32, 0, 1, 1};
+    for (int i = 0; i < 8; i++) CHECK_INT(little_endian(g1 + 4 * i, 4), numbers[i]);
+    CHECK(strcmp((const char *)g1 + 32, "rows") == 0);
+    CHECK_INT(little_endian(g1 + 56, 8), SRIG_MAX_PAYLOAD);
+    CHECK(little_endian(bytes + 2552, 8) == 0x0123456789ABCDEF);
+    CHECK_INT(little_endian(bytes + 2576, 4), 0); /* no key; after the secret */
+    CHECK(little_endian(bytes + 2584, 8) == XXH3_64bits(bytes, 2584));
 
     srig_block b;
     srig_block_make(&b, 3, 1, SEQUENCE, 0);
     const unsigned char *f = bytes + 2 * 4096;
     CHECK(memcmp(f, "FolioFr\n", 8) == 0);
-    CHECK_INT(little_endian(f + 8, 4), 2);       /* version */
+    CHECK_INT(little_endian(f + 8, 4), 3);       /* version */
     CHECK_INT(little_endian(f + 12, 4), 2);      /* kind */
     CHECK_INT(little_endian(f + 16, 8), 2);      /* frame */
     CHECK(memcmp(f + 24, bytes + 4088, 8) == 0); /* epoch */
@@ -501,7 +539,7 @@ NEW_STORE_TEST(store, the_format_is_as_it_was, 4)
     CHECK_INT(little_endian(f + 84, 4), 8);                /* bytes of its ids */
     CHECK_INT(little_endian(f + 88, 4), 1);                /* hashed */
     CHECK_INT(little_endian(f + 96, 8), SRIG_MAX_PAYLOAD); /* bytes of its payload */
-    CHECK(memcmp(f + 104, g1, 56) == 0);
+    CHECK(memcmp(f + 104, g1, 64) == 0);
     CHECK(little_endian(f + 192, 8) == XXH3_64bits(b.payload, SRIG_MAX_PAYLOAD));
     uint64_t seed = XXH3_64bits_withSeed(f, 224, 0x0123456789ABCDEF);
     CHECK(little_endian(f + 224, 8) == XXH3_64bits_withSeed(b.ids, 8, seed));

@@ -482,22 +482,22 @@ NEW_STORE_TEST(store_faults, a_flipped_bit_in_the_superblock, 4)
     make_file(rig, 2);
     int64_t size, after_size;
     unsigned char *whole = srig_read_file(rig->path, &size);
-    for (int64_t at = 0; at < 4096; at += at < 2144 || at >= 4056 ? 1 : 8) {
+    for (int64_t at = 0; at < 4096; at += at < SRIG_UNUSED || at >= SRIG_EPOCH_SEAL ? 1 : 8) {
         srig_write_file(rig->path, whole, size);
         flip(rig->path, at, (int)(at % 8));
         unsigned char *before = srig_read_file(rig->path, &after_size);
         folio_status status = srig_open(rig);
-        if (at < 2144) {
+        if (at < SRIG_UNUSED) {
             CHECK_MSG(status == FOLIO_ERR_ARGUMENT && rig->store == NULL, "byte %d", (int)at);
-            CHECK(strstr(folio_last_error(), at < 8               ? "not a store"
-                                             : at < 12            ? "format version"
-                                             : at / 4 == 2104 / 4 ? "with a store key"
-                                                                  : "is damaged") != NULL);
+            CHECK(strstr(folio_last_error(), at < 8                     ? "not a store"
+                                             : at < 12                  ? "format version"
+                                             : at / 4 == SRIG_KEYED / 4 ? "with a store key"
+                                                                        : "is damaged") != NULL);
             unsigned char *after = srig_read_file(rig->path, &after_size);
             CHECK(after_size == size && memcmp(before, after, (size_t)size) == 0);
             free(after);
         } else {
-            bool epoch = at >= 4056;
+            bool epoch = at >= SRIG_EPOCH_SEAL;
             REQUIRE_TEST(status == FOLIO_OK);
             CHECK_INT(srig_stats(rig).warnings, epoch);
             CHECK_INT(srig_stats(rig).used, epoch ? 0 : 2);
@@ -580,13 +580,13 @@ NEW_STORE_TEST(store_faults, a_head_that_verifies_must_make_sense, 4)
         int64_t at;
         uint32_t value;
     } changes[] = {
-        {8, 3},                                                      /* version */
+        {8, 2},                                                      /* version */
         {12, 0},   {12, 3},                                          /* kind */
         {16, 0},   {16, 2},                                          /* frame */
         {80, 1},   {80, 3},          {80, 0x80000000u},              /* group */
         {84, 68},  {84, 0x7fffffff}, {84, 0x80000000u},              /* ids_bytes */
         {96, 701}, {100, 1},         {100, 0x80000000u},             /* payload_bytes */
-        {104, 9},  {128, 9},         {132, 9},           {152, 701}, /* geometry */
+        {104, 9},  {132, 9},         {136, 9},           {160, 701}, /* geometry */
     };
     for (int i = -1; i < COUNT_OF(changes); i++) {
         unsigned char was[256];

@@ -48,10 +48,10 @@ static void set_sum(unsigned char *at, uint64_t sum)
 static void take_key_away(unsigned char *file)
 {
     uint64_t hash_key;
-    memcpy(&hash_key, file + 2080, 8);
-    file[2104] = 0;
-    set_sum(file + 2112, XXH3_64bits(file, 2112));
-    set_sum(file + 4056, XXH3_64bits_withSeed(file + 4088, 8, hash_key));
+    memcpy(&hash_key, file + SRIG_HASH_KEY, 8);
+    file[SRIG_KEYED] = 0;
+    set_sum(file + SRIG_SEAL, XXH3_64bits(file, SRIG_SEAL));
+    set_sum(file + SRIG_EPOCH_SEAL, XXH3_64bits_withSeed(file + SRIG_EPOCH, 8, hash_key));
 }
 
 /* A number of K of the sequence's first token. */
@@ -76,7 +76,7 @@ static float forge(gen_world *w)
     int64_t size = 0, forged_size = 0;
     snprintf(path, sizeof path, "%s.copy", w->store);
     unsigned char *file = srig_read_file(w->store, &size);
-    if (file[2104] != 0) take_key_away(file);
+    if (file[SRIG_KEYED] != 0) take_key_away(file);
     srig_write_file(path, file, 4096);
     folio_pool_desc desc = gen_world_desc(w, 64, 0, 60);
     desc.store_path = path;
@@ -184,13 +184,13 @@ NEW_STORE_TEST(store_key, a_changed_byte_is_found, 4)
     int64_t size = 0;
     unsigned char *file = srig_read_file(rig->path, &size);
     for (int64_t at = 0; at < size; at += at < 4096 ? 7 : 3) {
-        if (at >= 2144 && at < 4056) continue; /* not used */
+        if (at >= SRIG_UNUSED && at < SRIG_EPOCH_SEAL) continue; /* not used */
         if (at >= 4096 + SRIG_HEAD + 700 && at < 8192) continue;
         file[at] ^= 1;
         srig_write_file(rig->path, file, size);
         file[at] ^= 1;
         folio_status status = srig_open(rig);
-        if (at < 2144) {
+        if (at < SRIG_UNUSED) {
             CHECK_MSG(status == FOLIO_ERR_ARGUMENT, "byte %d", (int)at);
         } else {
             REQUIRE_TEST(status == FOLIO_OK);
@@ -233,8 +233,8 @@ NEW_STORE_TEST(store_key, a_seal_of_a_payload_is_none_of_an_epoch, 4)
     CHECK_OK(folioi_store_put(rig->store, &b.id, epoch, 8));
     srig_close(rig);
     unsigned char *file = srig_read_file(rig->path, &size);
-    memcpy(file + 4056, file + 2 * 4096 + 192, 32);
-    memcpy(file + 4088, epoch, 8);
+    memcpy(file + SRIG_EPOCH_SEAL, file + 2 * 4096 + 192, 32);
+    memcpy(file + SRIG_EPOCH, epoch, 8);
     srig_write_file(rig->path, file, size);
     REQUIRE_TEST(srig_open(rig) == FOLIO_OK);
     CHECK_INT(srig_stats(rig).used, 0);

@@ -123,11 +123,12 @@ GEN_TEST(swap_store, files_of_others_are_refused, gen_small, 32, 0, 20)
     folio_pool_desc desc = gen_world_desc(w, 32, 0, 20);
     check_refused(&w->m, &desc, FOLIO_ERR_ARGUMENT, "use"); /* by the pool that is open */
     gen_pool_close(&w->p);
-    desc.model = "another";
+    folio_kv_passport other = FOLIO_WITH(folio_kv_passport, .model = "another");
+    desc.passport = &other;
     check_refused(&w->m, &desc, FOLIO_ERR_ARGUMENT, "toy|another");
-    desc.model = NULL;
+    desc.passport = NULL;
     check_refused(&w->m, &desc, FOLIO_ERR_ARGUMENT, "toy");
-    desc.model = "toy";
+    desc = gen_world_desc(w, 32, 0, 20);
     gen_geometry others[] = {gen_small, gen_small, gen_small, gen_small, gen_small};
     others[0].block_size = 16;
     others[1].kv_dtype = FOLIO_BF16;
@@ -135,11 +136,11 @@ GEN_TEST(swap_store, files_of_others_are_refused, gen_small, 32, 0, 20)
     others[3].encoder = true;
     others[4].v_in_k = true;
     for (int i = 0; i < COUNT_OF(others); i++) {
-        gen_model other;
-        REQUIRE_TEST(gen_model_open(&other, &others[i], 1, NULL));
-        desc.store_bytes = gen_store_bytes(&other, 20);
-        check_refused(&other, &desc, FOLIO_ERR_ARGUMENT, "");
-        gen_model_close(&other);
+        gen_model stranger;
+        REQUIRE_TEST(gen_model_open(&stranger, &others[i], 1, NULL));
+        desc.store_bytes = gen_store_bytes(&stranger, 20);
+        check_refused(&stranger, &desc, FOLIO_ERR_ARGUMENT, "");
+        gen_model_close(&stranger);
     }
     /* After all that the file is as it was. */
     REQUIRE_TEST(gen_world_pool(w, 32, 0, 20));
@@ -164,7 +165,8 @@ TEST(swap_store, impossible_tiers_are_refused)
     char name[300];
     memset(name, 'n', sizeof name);
     name[256] = 0;
-    desc.model = name;
+    folio_kv_passport long_name = FOLIO_WITH(folio_kv_passport, .model = name);
+    desc.passport = &long_name;
     check_refused(&w.m, &desc, FOLIO_ERR_ARGUMENT, "255");
     desc = gen_world_desc(&w, 32, -1, 0);
     check_refused(&w.m, &desc, FOLIO_ERR_ARGUMENT, "-1");
