@@ -792,6 +792,41 @@ FOLIO_API folio_status folio_kv_cache_pack(folio_kv_cache *cache, int32_t layer,
 FOLIO_API folio_status folio_kv_cache_unpack(const folio_kv_cache *cache, int32_t layer,
                                              const folio_kv_rows *rows, const folio_run *run);
 
+/** What to export, and where to import it. */
+typedef struct folio_kv_blocks {
+    size_t struct_size;
+    const int64_t *blocks; /* [num_blocks], in the order of the tokens; import: no block twice    */
+    int64_t num_blocks;
+    int64_t num_tokens; /* in the blocks. All blocks but the last are full; the last has a token  */
+    const folio_kv_passport *passport; /* NULL: nothing is stated                                 */
+    const void *key;     /* [key_bytes]: the data is sealed with it, and an import takes only     */
+                         /* data that was sealed with the same key. NULL: the data has checksums, */
+                         /* which anybody can make                                                */
+    int32_t key_bytes;   /* 16..64; 0: no key                                                     */
+    folio_layout layout; /* of the exported data, any but STRIDED. NATIVE is the fastest. It      */
+                         /* differs between host backends and devices, so only caches with the    */
+                         /* same layout_id take it; all caches take the others. Import: ignored   */
+} folio_kv_blocks;
+
+/**
+ * Write blocks, with all layers, as bytes that say what they are, for any transport. docs/kv-format.md
+ * describes them. *bytes is set to their number. If data is NULL, that is all. Else it is host memory
+ * of `capacity` bytes, at any alignment. Slots past num_tokens are zeros there, whatever the cache
+ * holds. The call waits until its copies are done. After ERR_DEVICE, data is undefined.
+ */
+FOLIO_API folio_status folio_kv_cache_export(const folio_kv_cache *cache,
+                                             const folio_kv_blocks *blocks, void *data,
+                                             size_t capacity, size_t *bytes, const folio_run *run);
+
+/**
+ * Read such bytes into blocks. Before it writes a block, the call verifies all bytes: length, counts of
+ * blocks and tokens, every field of the passport and of the geometry, the seal of every block. data is
+ * host memory, at any alignment, and must not change during the call. The call waits until its copies
+ * are done. After ERR_DEVICE, the blocks are undefined.
+ */
+FOLIO_API folio_status folio_kv_cache_import(folio_kv_cache *cache, const folio_kv_blocks *blocks,
+                                             const void *data, size_t bytes, const folio_run *run);
+
 /* ---------------------------------------------------------------------------------------------- */
 /* Batch: one step's sequences                                                                     */
 /* ---------------------------------------------------------------------------------------------- */

@@ -14,6 +14,7 @@ from ._run import empty, place_check, run_of, tensor
 from .context import Context, given_or_default
 from .device import ArrayView
 from .errors import ArgumentError
+from .passport import Passport, key_of, passport_of
 
 LAYOUTS = {text(lib.folio_layout_name(i)): i for i in range(abi.FOLIO_NUM_LAYOUTS)}
 
@@ -233,9 +234,57 @@ class KVCache(Handle):
         check(lib.folio_kv_cache_copy_blocks(self._as_parameter_, target, address(index), index.size // 2,
                                              run_of(self.context, None, stream)))
 
+    def export_blocks(self, blocks: Any, num_tokens: int, *, passport: Optional[Passport] = None,
+                      key: Optional[bytes] = None, layout: str = "native", stream: Optional[int] = None) -> bytearray:
+        """K and V of these blocks, in the order of their tokens, as bytes that say what they are: docs/kv-format.md.
+
+        The blocks hold num_tokens tokens; what lies behind them in the last block does not leave. With key, 16 to 64
+        secret bytes, only import_blocks with the same key takes the bytes. layout "native" is the fastest, but differs
+        between CPUs and GPUs; all caches take the others, such as "nhd".
+        """
+        fields, keep = _blocks(blocks, num_tokens, passport, key)
+        fields.layout = choice("layout", LAYOUTS, layout)
+        run, size = run_of(self.context, None, stream), ctypes.c_size_t()
+
+        def call(data: Any, capacity: int) -> None:
+            check(lib.folio_kv_cache_export(self._as_parameter_, ctypes.byref(fields), data, capacity,
+                                            ctypes.byref(size), run))
+
+        call(None, 0)
+        result = bytearray(size.value)
+        call((ctypes.c_char * len(result)).from_buffer(result), len(result))
+        return result
+
+    def import_blocks(self, data: Any, blocks: Any, num_tokens: int, *, passport: Optional[Passport] = None,
+                      key: Optional[bytes] = None, stream: Optional[int] = None) -> None:
+        """Reads what export_blocks made, from bytes or any other buffer, into blocks of this cache.
+
+        Everything is verified before anything is written: counts of blocks and tokens, every field of the passport
+        and of the cache's geometry, and the checksum or seal of every block. The buffer must not change meanwhile.
+        """
+        try:
+            given = np.frombuffer(data, np.uint8)
+        except (TypeError, ValueError, BufferError) as error:
+            raise ArgumentError(f"data is {type(data).__name__}; it must be a contiguous buffer in host memory: "
+                                f"{error}") from None
+        fields, keep = _blocks(blocks, num_tokens, passport, key)
+        check(lib.folio_kv_cache_import(self._as_parameter_, ctypes.byref(fields), address(given), given.size,
+                                        run_of(self.context, None, stream)))
+
     def __repr__(self) -> str:
         return (f"<folio.KVCache {self.num_layers} layers, {self.num_blocks} blocks of {self.block_size} tokens, "
                 f"{self.num_kv_heads} kv heads of {self.head_size}, {self.dtype}, {self.layout}>")
+
+
+def _blocks(blocks: Any, num_tokens: int, passport: Optional[Passport], key: Optional[bytes]) -> tuple:
+    """A folio_kv_blocks, and what it points to."""
+    index, (secret, key_bytes) = own_array(blocks, np.int64, "blocks"), key_of(key)
+    if index.ndim != 1:
+        raise ArgumentError(f"blocks has shape {index.shape}; it must have 1 dim")
+    fields = make(abi.folio_kv_blocks, blocks=address(index), num_blocks=index.size, passport=passport_of(passport),
+                  num_tokens=integer(num_tokens, "num_tokens", 0, 2**63 - 1), key_bytes=key_bytes,
+                  key=None if secret is None else ctypes.addressof(secret))
+    return fields, (index, secret, passport)
 
 
 def _itemsize(a: Array) -> int:

@@ -10,7 +10,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 
-@pytest.mark.parametrize("page", ["docs/python.md", "python/README.md"])
+@pytest.mark.parametrize("page", ["docs/python.md", "docs/kv-format.md", "python/README.md"])
 def test_code_of_the_page_runs(page: str) -> None:
     """All blocks of a page, in order, in one namespace."""
     text = (REPOSITORY / page).read_text()

@@ -3,8 +3,6 @@
 
 #include "cache/kv_cache.h"
 
-#include <string.h>
-
 folio_status folioi_frames_init(folioi_frames *f, folio_context *ctx, folio_kv_cache *const *caches,
                                 int32_t num_tables, int64_t num_blocks)
 {
@@ -12,7 +10,8 @@ folio_status folioi_frames_init(folioi_frames *f, folio_context *ctx, folio_kv_c
     *f = (folioi_frames){.ctx = ctx, .num_tables = num_tables, .staging = num_blocks};
     for (int32_t t = 0; t < num_tables; t++) {
         if (caches[t] == NULL) continue;
-        TRY(folioi_kv_frame_format(&caches[t]->format.desc, caches[t]->format.on_device, &one[t]));
+        TRY(folioi_kv_block_format(&caches[t]->format.desc, FOLIO_LAYOUT_NATIVE,
+                                   caches[t]->format.on_device, &one[t]));
         f->geometry[t] = folioi_geometry_of(&one[t]);
         f->frame_bytes = max_i64(f->frame_bytes, f->geometry[t].payload_bytes);
     }
@@ -36,45 +35,11 @@ void folioi_frames_free(folioi_frames *f)
     f->ctx->backend->free(f->ctx, FOLIO_MEMORY_HOST, f->memory, (size_t)f->bytes);
 }
 
-static void clear_tokens(const folioi_kv_side *side, int32_t heads, int32_t first, int32_t end)
-{
-    size_t elem = folio_dtype_size(side->dtype);
-    for (int32_t h = 0; h < heads; h++)
-        for (int32_t t = first; t < end; t++) {
-            int64_t at = address_token(side->at, 0, h, t);
-            for (int32_t d = 0; d < side->dims; d++)
-                memset(side->base + (at + address_dim(side->at, t, d)) * (int64_t)elem, 0, elem);
-            if (side->scales != NULL) side->scales[address_token(side->scales_at, 0, h, t)] = 0;
-        }
-}
-
-/* What lies between and behind the arrays of a layer. */
-static void clear_gaps(const folioi_kv_format *one, char *base)
-{
-    const folio_kv_array *const scales[] = {&one->k_scales, &one->v_scales};
-    int64_t end = max_i64(one->k.bytes, one->v.offset_bytes + one->v.bytes);
-    for (int i = 0; i < 2; i++) {
-        if (scales[i]->num_dims == 0) continue;
-        memset(base + end, 0, (size_t)(scales[i]->offset_bytes - end));
-        end = scales[i]->offset_bytes + scales[i]->bytes;
-    }
-    memset(base + end, 0, (size_t)(one->layer_bytes - end));
-}
-
 void folioi_frames_clear_rest(const folioi_frames *f, int32_t table, int64_t frame, int32_t tokens)
 {
     const folioi_kv_format *all = &f->cache[table]->format;
-    const folio_kv_cache_desc *d = &all->desc;
     folioi_kv_format one;
-    if (folioi_kv_frame_format(d, all->on_device, &one) != FOLIO_OK)
+    if (folioi_kv_block_format(&all->desc, FOLIO_LAYOUT_NATIVE, all->on_device, &one) != FOLIO_OK)
         return; /* it went well before */
-    for (int32_t l = 0; l < d->num_layers; l++) {
-        char *base = frames_at(f, frame) + l * one.layer_bytes;
-        folioi_kv_layer layer = kv_layer_at(&one, base);
-        clear_gaps(&one, base);
-        for (folioi_k_or_v which = FOLIOI_K; which <= kv_last(&one); which++) {
-            folioi_kv_side side = kv_side(&layer, which);
-            clear_tokens(&side, d->num_kv_heads, tokens, d->block_size);
-        }
-    }
+    folioi_kv_clear_rest(&one, frames_at(f, frame), tokens);
 }

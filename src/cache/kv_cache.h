@@ -39,11 +39,17 @@ typedef struct folioi_kv_frame_memory {
     int64_t num, frame_bytes;
 } folioi_kv_frame_memory;
 
-/** One block of such a cache, in the native layout. */
-folio_status folioi_kv_frame_format(const folio_kv_cache_desc *desc, bool on_device,
-                                    folioi_kv_format *one);
+/** One block of such a cache in any layout but STRIDED; frames have NATIVE. */
+folio_status folioi_kv_block_format(const folio_kv_cache_desc *desc, folio_layout layout,
+                                    bool on_device, folioi_kv_format *one);
 /** A cache around them, as many blocks as frames. */
 folio_status folioi_kv_wrap_frames(folio_context *ctx, const folioi_kv_format *one,
                                    const folioi_kv_frame_memory *frames, folio_kv_cache **out);
+/** Zeros to what the first `tokens` tokens of a frame do not fill: no other bytes leave the process. */
+void folioi_kv_clear_rest(const folioi_kv_format *one, char *frame, int32_t tokens);
+
+/** Blocks of a call: each in [0, num_blocks), none twice (unless `repeats`). */
+folio_status folioi_kv_check_blocks(const folio_kv_cache *cache, const int64_t *blocks, int64_t n,
+                                    bool repeats);
 
 #endif

@@ -33,6 +33,12 @@ static folio_status check_numbers(const folio_kv_cache *cache, const int64_t *nu
     return FOLIO_OK;
 }
 
+folio_status folioi_kv_check_blocks(const folio_kv_cache *cache, const int64_t *blocks, int64_t n,
+                                    bool repeats)
+{
+    return check_numbers(cache, blocks, n, 1, 0, cache->format.desc.num_blocks, repeats, "blocks");
+}
+
 static int64_t num_slots(const folio_kv_cache *cache)
 {
     return cache->format.desc.num_blocks * cache->format.desc.block_size;
@@ -220,8 +226,7 @@ static folio_status rows_as_layer(const folio_kv_cache *cache, int32_t layer,
 {
     TRY(folioi_kv_cache_check_layer(cache, layer));
     STRUCT_IN(*r, rows, "folio_kv_rows");
-    TRY(check_numbers(cache, r->blocks, r->num_blocks, 1, 0, cache->format.desc.num_blocks, !unique,
-                      "blocks"));
+    TRY(folioi_kv_check_blocks(cache, r->blocks, r->num_blocks, !unique));
     size_t align = folio_dtype_size(cache->format.desc.dtype);
     bool int8 = cache->format.desc.dtype == FOLIO_INT8;
     if (cache->format.desc.v_in_k) {

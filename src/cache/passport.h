@@ -1,6 +1,7 @@
 /*
  * passport.h: what K and V are, as bytes: what the caller states of them, the geometry of their blocks, and the seals
- * that say that bytes are whole. The store's file carries it. Numbers are little-endian.
+ * that say that bytes are whole. The store's file and exports carry it, in the same form: docs/kv-format.md.
+ * Numbers are little-endian.
  */
 #ifndef FOLIOI_PASSPORT_H
 #define FOLIOI_PASSPORT_H
@@ -77,7 +78,9 @@ typedef enum folioi_sealed {
     FOLIOI_SEALED_EPOCH,
     FOLIOI_SEALED_HEAD,
     FOLIOI_SEALED_PAYLOAD,
-    FOLIOI_SEALED_SECRET
+    FOLIOI_SEALED_SECRET,
+    FOLIOI_SEALED_EXPORT_HEAD,
+    FOLIOI_SEALED_EXPORT_BLOCK
 } folioi_sealed;
 
 /** A caller's key: 16..64 bytes, or none. name: its field. */

@@ -114,6 +114,14 @@ static const folio_kv_cache_desc small_cache = {.struct_size = sizeof small_cach
                                                 .dtype = FOLIO_F32,
                                                 .layout = FOLIO_LAYOUT_NHD};
 
+static size_t export_bytes;
+
+static folio_status with_passport(const whole *w, const folio_kv_passport *passport)
+{
+    folio_kv_blocks none = FOLIO_WITH(folio_kv_blocks, .passport = passport);
+    return folio_kv_cache_export(w->cache, &none, NULL, 0, &export_bytes, NULL);
+}
+
 /* Each call hands its struct to the library and gives back what it made. */
 #define MAKE(name, type, call) SIZED_MAKE(name, whole, type, call)
 #define CALL(name, call) SIZED_CALL(name, whole, call)
@@ -125,6 +133,8 @@ MAKE(sized_batch, folio_batch, folio_batch_create(w->ctx, arg, &made))
 CALL(sized_write, folio_kv_cache_write(w->cache, 0, arg, NULL))
 CALL(sized_gather, folio_kv_cache_gather(w->cache, 0, arg, NULL))
 CALL(sized_rows, folio_kv_cache_unpack(w->cache, 0, arg, NULL))
+CALL(sized_blocks, folio_kv_cache_export(w->cache, arg, NULL, 0, &export_bytes, NULL))
+CALL(sized_passport, with_passport(w, arg))
 CALL(sized_run, folio_kv_cache_copy_blocks(w->cache, w->cache, NULL, 0, arg))
 CALL(sized_tensors,
      folio_attention_forward(w->plan, 0, FOLIO_ATTENTION_DECODER, w->cache, 0, arg, NULL))
@@ -187,6 +197,8 @@ static const support_sized sized_cases[] = {
           .num_slots = 2),
     SIZED(folio_kv_rows, sized_rows, num_blocks, .k = sized_out, .v = sized_out,
           .k_scales = sized_out, .v_scales = sized_out),
+    SIZED(folio_kv_blocks, sized_blocks, passport, .num_tokens = 0),
+    SIZED(folio_kv_passport, sized_passport, rotary, .model = "a model"),
     SIZED(folio_run, sized_run, stream, .stream = NULL),
     SIZED(folio_tensors, sized_tensors, lse, .q = {.data = zeros, .dtype = FOLIO_F32, .tokens = 18},
           .k = {.data = zeros, .dtype = FOLIO_F32, .tokens = 18},
