@@ -5,7 +5,7 @@
  *   frame i   [header | ids | payload | padding]    a frame is a multiple of 4096 bytes
  *
  * A frame's header names its block (key, parent, salt, group, kind), its geometry and its length,
- * with checksums over the header with the ids, and over the payload. A put wipes the old header,
+ * with seals (store_file.h) of the header with the ids, and of the payload. A put wipes the old header,
  * writes the payload, then the header, so that a killed process leaves whole frames and free ones
  * (nothing is synced: after a power failure frames may be torn or missing, never wrong). The index
  * is in memory, rebuilt on open from the headers. What does not verify is a miss with a counted

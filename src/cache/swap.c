@@ -477,7 +477,7 @@ static bool is_below(const folio_transfer *t, const folioi_move *move)
     return move->kind == MOVE_STORE || move->kind == MOVE_SPILL ? move->ok : t->status == FOLIO_OK;
 }
 
-static void finish_device_step(folio_transfer *t, const folioi_move *move)
+static void finish_device_move(folio_transfer *t, const folioi_move *move)
 {
     folio_pool *pool = t->pool;
     bool below = is_below(t, move);
@@ -493,7 +493,7 @@ static void finish_device_step(folio_transfer *t, const folioi_move *move)
 }
 
 /* A cached host block leaves, unless it is not on disk or somebody has taken it meanwhile. */
-static void finish_host_step(folio_transfer *t, const folioi_move *move)
+static void finish_host_move(folio_transfer *t, const folioi_move *move)
 {
     folio_pool *pool = t->pool;
     const folioi_block *k = &pool->host.block[move->host];
@@ -508,12 +508,12 @@ static void finish_cached(folio_transfer *t)
     /* What goes: leaves first, so that they stay older below. What comes back: parents first. */
     for (int64_t i = 0; i < t->num_moves; i++) {
         const folioi_move *move = &t->moves[i];
-        if (move->holds_device && is_below(t, move)) finish_device_step(t, move);
-        else if (!move->holds_device && move->node != NONE) finish_host_step(t, move);
+        if (move->holds_device && is_below(t, move)) finish_device_move(t, move);
+        else if (!move->holds_device && move->node != NONE) finish_host_move(t, move);
     }
     for (int64_t i = t->num_moves - 1; i >= 0; i--)
         if (t->moves[i].holds_device && !is_below(t, &t->moves[i]))
-            finish_device_step(t, &t->moves[i]);
+            finish_device_move(t, &t->moves[i]);
 }
 
 static folio_status swap_out_cached(folio_pool *pool, folio_tier tier, int64_t max_blocks,

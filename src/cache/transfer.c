@@ -82,7 +82,7 @@ static folio_status store_frame(folio_pool *pool, folioi_move *move)
     return move->kind == MOVE_SPILL ? FOLIO_OK : status;
 }
 
-static folio_status run_steps(folio_transfer *t)
+static folio_status run_moves(folio_transfer *t)
 {
     for (int64_t i = 0; i < t->num_moves;) {
         folioi_move *move = &t->moves[i];
@@ -121,7 +121,7 @@ static void *mover_main(void *arg)
         folio_transfer *t = m->first;
         if (t == NULL) break; /* what was queued is finished before the end */
         pthread_mutex_unlock(&pool->lock);
-        folio_status status = run_steps(t);
+        folio_status status = run_moves(t);
         if (pool_wipes_freed(pool)) (void)folioi_pool_wipe_staging(pool);
         pool_lock(pool);
         t->status = status;

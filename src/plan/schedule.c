@@ -85,18 +85,18 @@ static void cut_item(folioi_schedule *s, int64_t i, const tile *t, int64_t share
     const folioi_schedule_limits *l = &s->limits;
     folioi_item whole = s->items[i];
     int64_t splits = whole.split_end - whole.split_begin;
-    int64_t parts = min_i64(ceil_div(t->work, share), splits);
+    int64_t items = min_i64(ceil_div(t->work, share), splits);
     int64_t partials = splits * whole.num_queries * l->heads_per_kv;
-    if (parts < 2 || l->max_chains == s->num_chains || s->num_partials + partials > l->max_partials)
+    if (items < 2 || l->max_chains == s->num_chains || s->num_partials + partials > l->max_partials)
         return;
     s->chains[s->num_chains] =
-        (folioi_chain){whole.split_begin, whole.split_end, (int32_t)parts, s->num_partials};
-    for (int64_t p = 0; p < parts; p++) {
+        (folioi_chain){whole.split_begin, whole.split_end, (int32_t)items, s->num_partials};
+    for (int64_t p = 0; p < items; p++) {
         folioi_item item = whole;
-        item.split_begin = (int32_t)(whole.split_begin + splits * p / parts);
-        item.split_end = (int32_t)(whole.split_begin + splits * (p + 1) / parts);
+        item.split_begin = (int32_t)(whole.split_begin + splits * p / items);
+        item.split_end = (int32_t)(whole.split_begin + splits * (p + 1) / items);
         item.chain = (int32_t)s->num_chains;
-        put(s, p == 0 ? i : s->num_items++, item, t->work / parts);
+        put(s, p == 0 ? i : s->num_items++, item, t->work / items);
     }
     s->num_chains++;
     s->num_partials += partials;

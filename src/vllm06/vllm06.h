@@ -34,12 +34,12 @@ typedef enum folioi_vllm06_which {
 enum { FOLIOI_VLLM06_MOST_PLANS = 64 };
 
 /** What a plan was updated with. */
-typedef struct folioi_vllm06_part {
+typedef struct folioi_vllm06_update {
     uint64_t metadata; /* its id; 0: nothing that another layer may use */
     int64_t first;     /* sequence */
     bool fresh;        /* key and value were given */
     void *stream;      /* that its layers run on */
-} folioi_vllm06_part;
+} folioi_vllm06_update;
 
 /** A plan in a list, the oldest first. Layers that differ in nothing that is named here share it. */
 typedef struct folioi_vllm06_plan {
@@ -50,7 +50,7 @@ typedef struct folioi_vllm06_plan {
     int64_t num_blocks;
     int32_t block_size;
     folio_layout layout; /* of the cache */
-    folioi_vllm06_part part;
+    folioi_vllm06_update update;
     folio_batch *batch; /* of paged_attention: NULL */
     folio_plan *plan;
     folioi_array asked; /* of paged_attention: what it was updated with, as numbers */
@@ -134,7 +134,7 @@ folioi_vllm06_rows folioi_vllm06_table(const folio_vllm06_metadata *m, int64_t i
 folio_status folioi_vllm06_state_over(folio_context *ctx, folio_vllm06_state **out);
 void folioi_vllm06_drop_plans(folio_context *ctx, folioi_vllm06_plan *plans);
 
-/** The plan for such an attention in such a part of a step, made where there is none: the state's, or that of a
+/** The plan for such an attention in a part of a step (which), made where there is none: the state's, or that of a
  * graph's metadata. graph NULL, cache NULL: none. */
 folio_status folioi_vllm06_find_plan(folio_vllm06_state *state, folio_vllm06_metadata *graph,
                                      const folio_attention_desc *desc, folio_attention_type type,

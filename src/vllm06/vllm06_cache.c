@@ -4,7 +4,7 @@
 #include "core/tensor.h"
 #include "vllm06/vllm06.h"
 
-/* More caches than layers have; past it the descriptions are made anew, in turn. */
+/* More caches than layers have; past it the descriptions are made anew, one after another. */
 enum { MAX_KEPT = 512 };
 
 folio_status folioi_vllm06_check_sizes(int64_t num_blocks, int64_t block_size, int64_t num_kv_heads,

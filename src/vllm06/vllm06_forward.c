@@ -30,7 +30,7 @@ typedef struct {
     folioi_vllm06_which which;
     int64_t first, end;
     folio_status (*add)(layer *l, folio_batch *batch, int64_t i);
-} group;
+} seq_range;
 
 /* The metadata if it is a graph's, which has plans of its own. */
 static folio_vllm06_metadata *graph_of(const layer *l)
@@ -66,31 +66,32 @@ static folio_status check_own_slots(layer *l)
     return FOLIO_OK;
 }
 
-/* A batch of the group's sequences, and the plan updated with it. */
-static folio_status plan_group(layer *l, const group *g, folioi_vllm06_part part,
+/* A batch of the range's sequences, and the plan updated with it. */
+static folio_status plan_range(layer *l, const seq_range *g, folioi_vllm06_update update,
                                folioi_vllm06_plan *p)
 {
-    p->part.metadata = 0;
+    p->update.metadata = 0;
     folio_batch_clear(p->batch);
     for (int64_t i = g->first; i < g->end; i++) TRY(g->add(l, p->batch, i));
     if (graph_of(l) != NULL && g->which == FOLIOI_VLLM06_DECODES) TRY(check_own_slots(l));
     TRY(folio_plan_update(p->plan, p->batch, &l->run));
-    p->part = part;
+    p->update = update;
     return FOLIO_OK;
 }
 
 /* Through a plan as the check or another layer of the step left it, or one made now. */
-static folio_status attend(layer *l, const group *g, const folio_tensors *tensors)
+static folio_status attend(layer *l, const seq_range *g, const folio_tensors *tensors)
 {
     folio_vllm06_state *state = l->impl->state;
     bool shared = g->which != FOLIOI_VLLM06_ALONE && (l->m->state == state || graph_of(l) != NULL);
-    folioi_vllm06_part part = {shared ? l->m->id : 0, g->first, l->args.key.data != NULL,
-                               l->run.stream};
+    folioi_vllm06_update update = {shared ? l->m->id : 0, g->first, l->args.key.data != NULL,
+                                   l->run.stream};
     folioi_vllm06_plan *p;
     TRY(folioi_vllm06_find_plan(state, graph_of(l), g->desc, g->type, g->cache, g->which, &p));
-    if (part.metadata == 0 || part.metadata != p->part.metadata || part.first != p->part.first ||
-        part.fresh != p->part.fresh || part.stream != p->part.stream)
-        TRY(plan_group(l, g, part, p));
+    if (update.metadata == 0 || update.metadata != p->update.metadata ||
+        update.first != p->update.first || update.fresh != p->update.fresh ||
+        update.stream != p->update.stream)
+        TRY(plan_range(l, g, update, p));
     if (l->checking)
         return folio_attention_check(p->plan, 0, g->type, g->cache, 0, tensors, &l->run, NULL);
     return folio_attention_forward(p->plan, 0, g->type, g->cache, 0, tensors, &l->run);
@@ -206,11 +207,11 @@ static folio_status attend_nobody(layer *l, int64_t first, int64_t end, int64_t 
     folio_tensors t = tensors_of(l, row, rows, 0, 0);
     t.k = t.v = t.q;
     t.flags = 0;
-    const group g = {.desc = &l->impl->desc,
-                     .type = FOLIO_ATTENTION_ENCODER_ONLY,
-                     .first = first,
-                     .end = end,
-                     .add = add_padding};
+    const seq_range g = {.desc = &l->impl->desc,
+                         .type = FOLIO_ATTENTION_ENCODER_ONLY,
+                         .first = first,
+                         .end = end,
+                         .add = add_padding};
     return attend(l, &g, &t);
 }
 
@@ -286,14 +287,14 @@ static folio_status attend_biased(layer *l, const folio_vllm06_bias *bias, int64
                           .dtype = FOLIO_F32,
                           .dims = {1, bias->num_heads, rows, keys},
                           .strides = {0, rows * keys, keys, 1}};
-    const group g = {.desc = &d,
-                     .type = paged ? type : FOLIO_ATTENTION_ENCODER_ONLY,
-                     .cache = l->cache,
-                     .first = i,
-                     .end = i + 1,
-                     .add = !paged                            ? add_encoder
-                            : type == FOLIO_ATTENTION_DECODER ? add_biased
-                                                              : add_cross};
+    const seq_range g = {.desc = &d,
+                         .type = paged ? type : FOLIO_ATTENTION_ENCODER_ONLY,
+                         .cache = l->cache,
+                         .first = i,
+                         .end = i + 1,
+                         .add = !paged                            ? add_encoder
+                                : type == FOLIO_ATTENTION_DECODER ? add_biased
+                                                                  : add_cross};
     return attend(l, &g, &t);
 }
 
@@ -303,8 +304,8 @@ static folio_status forward_decoder(layer *l)
     bool bare = l->impl->compat && l->impl->backend->bare_prompts;
     int64_t row = 0;
     folio_attention_desc prompts = prompts_desc(l);
-    group g = {&prompts, FOLIO_ATTENTION_DECODER, l->cache,  FOLIOI_VLLM06_PROMPTS,
-               0,        f->num_prefills,         add_causal};
+    seq_range g = {&prompts, FOLIO_ATTENTION_DECODER, l->cache,  FOLIOI_VLLM06_PROMPTS,
+                   0,        f->num_prefills,         add_causal};
     if (f->attn_bias != NULL && !bare) {
         for (int64_t i = 0; i < f->num_prefills; i++) {
             int64_t n = folioi_vllm06_query_len(l->m, i);
@@ -350,11 +351,11 @@ static folio_status forward_encoder(layer *l)
     }
     if (biases != NULL) return FOLIO_OK;
     folio_tensors t = tensors_of(l, 0, rows, 0, rows);
-    const group g = {.desc = &d,
-                     .type = FOLIO_ATTENTION_ENCODER_ONLY,
-                     .which = encoder ? FOLIOI_VLLM06_ENCODER : FOLIOI_VLLM06_ENCODER_ONLY,
-                     .end = f->num_prefills,
-                     .add = add_encoder};
+    const seq_range g = {.desc = &d,
+                         .type = FOLIO_ATTENTION_ENCODER_ONLY,
+                         .which = encoder ? FOLIOI_VLLM06_ENCODER : FOLIOI_VLLM06_ENCODER_ONLY,
+                         .end = f->num_prefills,
+                         .add = add_encoder};
     return attend(l, &g, &t);
 }
 
@@ -386,7 +387,7 @@ static folio_status forward_cross(layer *l)
     }
     if (seen == 0) return attend_nobody(l, n, l->m->num_seqs, first, row - first);
     folio_tensors t = tensors_of(l, first, row - first, first_kv, kv_row - first_kv);
-    const group g = {
+    const seq_range g = {
         &d,       FOLIO_ATTENTION_ENCODER_DECODER, l->cache, FOLIOI_VLLM06_CROSS, n, l->m->num_seqs,
         add_cross};
     return attend(l, &g, &t);
@@ -535,9 +536,10 @@ folio_status folioi_vllm06_replan(const folio_vllm06_metadata *m, folioi_vllm06_
     if (p->which == FOLIOI_VLLM06_ALONE) return FOLIO_OK; /* planned anew by each forward */
     layer l = {.ctx = m->state->ctx, .m = m, .block_size = p->block_size, .run = *run};
     bool cross = p->which == FOLIOI_VLLM06_CROSS;
-    const group g = {.which = p->which, .end = m->num_seqs, .add = cross ? add_cross : add_causal};
-    folioi_vllm06_part part = {m->id, 0, !cross, run->stream};
-    folio_status status = plan_group(&l, &g, part, p);
+    const seq_range g = {
+        .which = p->which, .end = m->num_seqs, .add = cross ? add_cross : add_causal};
+    folioi_vllm06_update update = {m->id, 0, !cross, run->stream};
+    folio_status status = plan_range(&l, &g, update, p);
     folioi_array_free(&l.ctx->allocator, &l.table);
     folioi_array_free(&l.ctx->allocator, &l.nowhere);
     return status;

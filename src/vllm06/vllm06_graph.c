@@ -230,6 +230,6 @@ folio_status folio_vllm06_begin_forward(folio_vllm06_state *state,
         status = folioi_vllm06_replan(attn_metadata, p, &run);
     if (status == FOLIO_OK) return FOLIO_OK;
     /* of a step that is refused no layer runs, nor by the plan of another step */
-    for (p = attn_metadata->plans; p != NULL; p = p->next) p->part.metadata = 0;
+    for (p = attn_metadata->plans; p != NULL; p = p->next) p->update.metadata = 0;
     return status;
 }

@@ -410,7 +410,7 @@ const folio_vllm06_metadata_fields *folio_vllm06_metadata_get(const folio_vllm06
     if (v->f.field != NULL) v->f.field += first
 
 /* Sequences [first, first + n) of m, with tokens from `token` on. The arrays stay m's. */
-static folio_vllm06_metadata *slice(folio_vllm06_metadata *m, bool prompts)
+static folio_vllm06_metadata *view_of(folio_vllm06_metadata *m, bool prompts)
 {
     void *memory;
     if (folioi_alloc(&m->state->ctx->allocator, sizeof *m, "a metadata view", &memory) != FOLIO_OK)
@@ -473,7 +473,7 @@ const folio_vllm06_metadata *folio_vllm06_prefill_metadata(const folio_vllm06_me
     if (m == NULL || m->f.num_prefills == 0) return NULL;
     if (m->owner != NULL) return m; /* a view of the prompts is its own */
     if (m->prefill == NULL)
-        m->prefill = !m->backend->mixes && m->f.num_decode_tokens == 0 ? m : slice(m, true);
+        m->prefill = !m->backend->mixes && m->f.num_decode_tokens == 0 ? m : view_of(m, true);
     return m->prefill;
 }
 
@@ -483,7 +483,7 @@ const folio_vllm06_metadata *folio_vllm06_decode_metadata(const folio_vllm06_met
     if (m == NULL || m->f.num_decode_tokens == 0) return NULL;
     if (m->owner != NULL || m->graph_len > 0) return m; /* a graph's are decodes only */
     if (m->decode == NULL)
-        m->decode = !m->backend->mixes && m->f.num_prefills == 0 ? m : slice(m, false);
+        m->decode = !m->backend->mixes && m->f.num_prefills == 0 ? m : view_of(m, false);
     return m->decode;
 }
 

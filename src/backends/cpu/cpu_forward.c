@@ -17,12 +17,12 @@
 
 /* One worker's scratch. */
 typedef struct {
-    float *q;                      /* [rows][k_dims] */
-    int64_t *q_at;                 /* [rows] */
-    folioi_range *seen;            /* [rows] */
-    int64_t *own, *bias_at;        /* [rows] */
-    float *slopes;                 /* [rows] */
-    folioi_state_rows total, part; /* of the whole item, of one split */
+    float *q;                         /* [rows][k_dims] */
+    int64_t *q_at;                    /* [rows] */
+    folioi_range *seen;               /* [rows] */
+    int64_t *own, *bias_at;           /* [rows] */
+    float *slopes;                    /* [rows] */
+    folioi_state_rows total, partial; /* of the whole item, of one split */
     float *k_tile, *v_tile, *v_panels, *scores, *wide;
 } scratch;
 
@@ -45,7 +45,7 @@ static scratch take_scratch(folioi_arena *arena, int64_t rows, int64_t k_dims, i
     s.bias_at = arena_take(arena, rows * 8);
     s.slopes = arena_take(arena, rows * 4);
     s.total = take_state(arena, rows, v_dims);
-    s.part = take_state(arena, rows, v_dims);
+    s.partial = take_state(arena, rows, v_dims);
     s.k_tile = arena_take(arena, k_dims * FOLIOI_TILE_KEYS * 4);
     s.v_tile = arena_take(arena, folioi_out_stride((int32_t)v_dims) * FOLIOI_TILE_KEYS * 4);
     s.v_panels = arena_take(arena, folioi_out_stride((int32_t)v_dims) * FOLIOI_TILE_KEYS * 4);
@@ -255,8 +255,8 @@ static void end_chain_item(const work *w, const folioi_chain *chain)
     if (arrived < chain->num_items) return;
     folioi_state_clear(&w->s.total, w->num_rows);
     for (int32_t split = chain->split_begin; split < chain->split_end; split++) {
-        folioi_state_rows part = partial_of(w, chain, split);
-        folioi_state_fold(&w->s.total, &part, w->num_rows, w->job->memory.v_dims);
+        folioi_state_rows partial = partial_of(w, chain, split);
+        folioi_state_fold(&w->s.total, &partial, w->num_rows, w->job->memory.v_dims);
     }
     finish(w, &w->s.total);
 }
@@ -305,7 +305,7 @@ static void run_item(const job *j, int64_t unit, int64_t next, scratch s)
         bool first = split == item->split_begin;
         folioi_state_rows state = chain != NULL ? partial_of(&w, chain, split)
                                   : first       ? w.s.total
-                                                : w.s.part;
+                                                : w.s.partial;
         run_split(&w, &keys, split, &state);
         if (chain == NULL && !first)
             folioi_state_fold(&w.s.total, &state, w.num_rows, j->memory.v_dims);
@@ -363,7 +363,7 @@ typedef struct {
     const folioi_kv_tensors *tensors;
     const int64_t *slots;
     int64_t num_slots;
-    int32_t head_step, head_steps; /* kv heads of a share; shares for the same rows */
+    int32_t heads_per_share, head_shares; /* kv heads of a share; shares for the same rows */
     atomic_llong next;
 } write_job;
 
@@ -383,13 +383,14 @@ static void write_worker(void *arg, int64_t worker)
     (void)worker;
     for (;;) {
         int64_t unit = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed);
-        int64_t row = unit / j->head_steps * WRITE_ROWS, head = unit % j->head_steps * j->head_step;
+        int64_t row = unit / j->head_shares * WRITE_ROWS,
+                head = unit % j->head_shares * j->heads_per_share;
         if (row >= j->num_slots) return;
         folioi_kv_share share = {
             .begin = first_write_row(j, row),
             .end = first_write_row(j, row + WRITE_ROWS),
             .head_begin = (int32_t)head,
-            .head_end = (int32_t)min_i64(head + j->head_step, heads),
+            .head_end = (int32_t)min_i64(head + j->heads_per_share, heads),
         };
         j->kernels->write(j->layer, j->tensors, j->slots, &share);
     }
@@ -413,9 +414,9 @@ folio_status folioi_cpu_write(const folio_context *ctx, const folioi_kv_layer *l
                    .tensors = t,
                    .slots = slots,
                    .num_slots = num_slots,
-                   .head_step = (int32_t)step,
-                   .head_steps = (int32_t)ceil_div(heads, step)};
+                   .heads_per_share = (int32_t)step,
+                   .head_shares = (int32_t)ceil_div(heads, step)};
     atomic_init(&j.next, 0);
-    folioi_parallel(ctx, min_i64(rows * j.head_steps, workers), write_worker, &j);
+    folioi_parallel(ctx, min_i64(rows * j.head_shares, workers), write_worker, &j);
     return FOLIO_OK;
 }
