@@ -113,6 +113,11 @@ static bool open_trial(bench *b, trial *t, const setting *s)
                         .graph = s->with->graph,
                         .one_by_one = true,
                         .stores = s->with->rotary || s->with->private_slots};
+    if (s->with->note) {
+        t->plain = *s->with;
+        t->plain.note = false;
+        snprintf(t->plain.name, sizeof t->plain.name, "plain");
+    }
     t->pass = *s->with;
     t->pass.rotary = false;
     t->pass.stores = t->pass.pass = true;

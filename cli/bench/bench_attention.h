@@ -53,6 +53,7 @@ typedef struct extras {
     bool stores;        /* k and v are given and stored */
     bool ancestors;     /* the same beside the interface of vLLM 0.6 */
     bool private_slots; /* the same with FOLIO_PLAN_PRIVATE_SLOTS */
+    bool note;          /* bad writes are noted; the plain form is the same without */
     bool pass;          /* q and new keys rotate before the forward, in a pass of its own */
 } extras;
 

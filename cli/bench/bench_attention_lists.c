@@ -298,9 +298,9 @@ static bool parse_flag(const char *at, size_t length, extras *to)
         const char *name;
         bool *flag;
     } flags[] = {
-        {"alibi", &to->alibi},           {"sinks", &to->sinks},        {"full", &to->full},
-        {"invariant", &to->invariant},   {"rotary", &to->rotary},      {"stores", &to->stores},
-        {"private", &to->private_slots}, {"ancestors", &to->ancestors}};
+        {"alibi", &to->alibi},           {"sinks", &to->sinks},         {"full", &to->full},
+        {"invariant", &to->invariant},   {"rotary", &to->rotary},       {"stores", &to->stores},
+        {"private", &to->private_slots}, {"ancestors", &to->ancestors}, {"note", &to->note}};
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
         if (length == strlen(flags[i].name) && strncmp(at, flags[i].name, length) == 0)
             return *flags[i].flag = true;
@@ -390,7 +390,8 @@ bool bench_parse_lists(lists *to, const list_texts *t)
            parse_words(
                "options", t->options,
                "plain, or alibi, sinks, rotary, window:N or full, soft_cap:X, latent:SIZE or "
-               "v_size:SIZE, stores, private, invariant, graph:LAYERS joined by +, or ancestors",
+               "v_size:SIZE, stores, private, note, invariant, graph:LAYERS joined by +, or "
+               "ancestors",
                LIST(parse_extras, options)) &&
            parse_words("cache", t->cache, "cold, warm, dirty", LIST(parse_cache, caches)) &&
            (t->threads == NULL || parse_words("threads", t->threads, "numbers from 1 to 256",

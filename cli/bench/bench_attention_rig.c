@@ -189,7 +189,8 @@ static uint32_t plan_flags(const extras *with)
 {
     return (with->graph && !with->one_by_one ? FOLIO_PLAN_GRAPH : 0) |
            (with->invariant ? FOLIO_PLAN_BATCH_INVARIANT : 0) |
-           (with->private_slots ? FOLIO_PLAN_PRIVATE_SLOTS : 0);
+           (with->private_slots ? FOLIO_PLAN_PRIVATE_SLOTS : 0) |
+           (with->note ? FOLIO_PLAN_NOTE_BAD : 0);
 }
 
 static bool make_layer(rig *r)

@@ -1061,13 +1061,24 @@ typedef struct folio_plan folio_plan;
  * of a sequence with one new token, whether k and v are given or not; other slots are not checked.
  */
 #define FOLIO_PLAN_PRIVATE_SLOTS 8u
+/**
+ * Forwards note the first bad write of a step, for folio_plan_get_bad_write: a number that is NaN or
+ * infinite. They look at the rows of
+ *     k, v   that are stored, or read as given (FOLIO_KV_APPEND, no cache, encoder types); after rotary.
+ *            A number that only becomes infinite in the cache's dtype is bad too, and so is an infinity
+ *            that FP8 stores as its largest number. v_in_k: k only
+ *     out    as stored
+ * They do not look at padding, at rows with slot -1, or at what the cache held before. Results do not
+ * change. On a device the plan needs limits.
+ */
+#define FOLIO_PLAN_NOTE_BAD 16u
 
 /**
  * max_seqs, max_query_tokens and max_seq_len are limits: give all of them, and an update allocates
  * nothing. For a plan that grows, leave all five max_* 0: an update with a larger step then makes new
  * buffers, for at least half as much again as before, and on a device waits for the stream.
  * FOLIO_PLAN_GRAPH, FOLIO_PLAN_NO_WORKSPACE and arrays in device memory need limits, and so does any
- * graph that holds a forward.
+ * graph that holds a forward. On a device FOLIO_PLAN_NOTE_BAD does too.
  */
 typedef struct folio_plan_desc {
     size_t struct_size;
@@ -1137,6 +1148,41 @@ typedef struct folio_plan_findings {
  * @return FOLIO_OK; ERR_ARGUMENT: a sequence was emptied, folio_last_error says which and why.
  */
 FOLIO_API folio_status folio_plan_get_findings(const folio_plan *plan, folio_plan_findings *out);
+
+/** What a forward writes. */
+typedef enum folio_written {
+    FOLIO_WRITTEN_K = 0,
+    FOLIO_WRITTEN_V = 1,
+    FOLIO_WRITTEN_OUT = 2
+} folio_written;
+
+/** The first bad write of a plan with FOLIO_PLAN_NOTE_BAD. */
+typedef struct folio_plan_bad_write {
+    size_t struct_size;
+    int32_t found;             /* 1: there is one; 0: none so far, and the rest is 0             */
+    int32_t layer;             /* as the forward was given it                                    */
+    int32_t attention;         /* its number in folio_plan_desc.attentions                       */
+    folio_attention_type type; /* what it ran as                                                 */
+    folio_written what;
+    int32_t head;              /* kv head of k and v, query head of out                          */
+    int64_t step;              /* which update of the plan the forward followed: 1 is the first. */
+                               /* Each replay of a captured update counts                        */
+    int64_t seq;               /* number of the sequence in that step                            */
+    int64_t position;          /* of the token in its sequence, cached ones counted: 0 is the    */
+                               /* first. Cross attention and more queries than keys, out: number */
+                               /* of the row within its sequence's rows                          */
+} folio_plan_bad_write;
+
+/**
+ * The first bad write so far. Never waits: on a device, the answer is what has run by now. First is the
+ * one of the lowest layer, then attention, type, k before v before out, seq, position and head; it does
+ * not depend on threads. It is of the first step that had any: later steps note nothing. Once this call
+ * has handed it out, the next update forgets it, and forwards after that update note again. So an engine
+ * may run steps ahead, ask once in a while, and find the step by `step`. Not while another thread updates
+ * the plan.
+ * @return FOLIO_OK, found or not; ERR_ARGUMENT: the plan has no FOLIO_PLAN_NOTE_BAD.
+ */
+FOLIO_API folio_status folio_plan_get_bad_write(folio_plan *plan, folio_plan_bad_write *out);
 
 /** Bytes of workspace any step within the plan's limits needs. Fixed when the plan is created; of a
  * plan that grows, until an update makes it grow. */

@@ -65,6 +65,8 @@ typedef struct folioi_backend {
     /* devices only: from arrays there, struct checked as far as the host can */
     folio_status (*plan_update_device)(void *state, const folio_step *step, void *stream);
     folio_status (*plan_status)(const void *state, folio_plan_findings *out); /* devices only */
+    /* devices only, optional: of a plan with FOLIO_PLAN_NOTE_BAD; a device without it refuses the flag */
+    void (*plan_bad_write)(void *state, folio_plan_bad_write *out);
     /* call NULL: as far as the plan knows; else what this call runs */
     void (*plan_describe)(const void *state, int32_t attention, folio_attention_type type,
                           const struct folioi_call *call, folio_plan_info *info);

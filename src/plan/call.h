@@ -26,8 +26,9 @@ typedef struct folioi_call {
     int32_t attention_index;
     const folio_attention_desc *attention;
     folio_attention_type type;
-    bool cached; /* `layer` holds a cache's layer, and keys are read from it             */
-    bool append; /* the cache holds the context only                                     */
+    int32_t layer_index; /* as given; without a cache any number                            */
+    bool cached;         /* `layer` holds a cache's layer, and keys are read from it             */
+    bool append;         /* the cache holds the context only                                     */
     folioi_kv_layer layer;
     folio_tensors tensors;
     folioi_rotation rotation; /* of q and of new rows of k */

@@ -381,14 +381,16 @@ static folio_status resolve(const folio_plan *plan, folio_kv_cache *cache, int32
     return check_apart(call, cache, plan->room.workspace_size);
 }
 
-static folioi_call call_of(const folio_plan *plan, int32_t attention, folio_attention_type type)
+static folioi_call call_of(const folio_plan *plan, int32_t attention, folio_attention_type type,
+                           int32_t layer)
 {
     return (folioi_call){.shape = &plan->shape,
                          .plan_state = plan->room.state,
                          .batch = plan->batch,
                          .attention_index = attention,
                          .attention = &plan->shape.attentions[attention]->desc,
-                         .type = type};
+                         .type = type,
+                         .layer_index = layer};
 }
 
 folio_status folio_attention_check(const folio_plan *plan, int32_t attention,
@@ -397,7 +399,7 @@ folio_status folio_attention_check(const folio_plan *plan, int32_t attention,
                                    folio_plan_info *info)
 {
     TRY(folioi_plan_find(plan, attention, type));
-    folioi_call call = call_of(plan, attention, type);
+    folioi_call call = call_of(plan, attention, type, layer);
     TRY(resolve(plan, cache, layer, tensors, run, &call));
     if (info == NULL) return FOLIO_OK;
     folio_plan_info i = {.kernel = "", .fallback = ""};
@@ -411,12 +413,14 @@ folio_status folio_attention_forward(const folio_plan *plan, int32_t attention,
                                      const folio_run *run)
 {
     TRY(folioi_plan_find(plan, attention, type));
-    folioi_call call = call_of(plan, attention, type);
+    folioi_call call = call_of(plan, attention, type, layer);
     TRY(resolve(plan, cache, layer, tensors, run, &call));
     /* alone in the plan's own workspace if that is what it has */
     bool is_shared = !call.foreign_workspace && plan->room.workspace_size > 0;
     if (is_shared) TRY(folioi_plan_enter_workspace(plan, call.stream));
     folio_status status = plan->shape.ctx->backend->forward(&call);
+    if (status == FOLIO_OK && (plan->shape.desc.flags & FOLIO_PLAN_NOTE_BAD))
+        folioi_plan_note_bad(plan, &call);
     if (is_shared) folioi_plan_leave_workspace(plan);
     return status;
 }

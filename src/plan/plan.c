@@ -12,7 +12,7 @@
 
 #define KNOWN_FLAGS                                                                                \
     (FOLIO_PLAN_GRAPH | FOLIO_PLAN_NO_WORKSPACE | FOLIO_PLAN_BATCH_INVARIANT |                     \
-     FOLIO_PLAN_PRIVATE_SLOTS)
+     FOLIO_PLAN_PRIVATE_SLOTS | FOLIO_PLAN_NOTE_BAD)
 
 /* One number of a cache's, which the description may repeat. */
 static folio_status take_number(int64_t *number, const char *name, int64_t of_cache,
@@ -102,6 +102,23 @@ static folio_status check_limits(const folio_plan_desc *d)
     return FOLIO_OK;
 }
 
+/* Notes on a device lie in the room, which growth would replace. */
+static folio_status check_notes(const folioi_backend *b, const folio_plan_desc *d)
+{
+    if (!(d->flags & FOLIO_PLAN_NOTE_BAD) || !b->on_device) return FOLIO_OK;
+    if (b->plan_bad_write == NULL)
+        FAIL(FOLIO_ERR_UNSUPPORTED,
+             "plan: backend %s does not note bad writes: flags 0x%x has "
+             "FOLIO_PLAN_NOTE_BAD",
+             b->name, d->flags);
+    REQUIRE(
+        !has_no_limits(d),
+        "plan: flags 0x%x: FOLIO_PLAN_NOTE_BAD on a device needs max_seqs, max_query_tokens and "
+        "max_seq_len",
+        d->flags);
+    return FOLIO_OK;
+}
+
 static folio_status check_attentions(const folio_context *ctx, const folio_plan_desc *d)
 {
     for (int32_t i = 0; i < d->num_attentions; i++) {
@@ -153,6 +170,7 @@ folio_status folio_plan_create(folio_context *ctx, const folio_plan_desc *desc, 
     TRY(take_geometry(&d, &shape));
     TRY(check_desc(&d));
     TRY(check_limits(&d));
+    TRY(check_notes(ctx->backend, &d));
     TRY(check_attentions(ctx, &d));
     if (d.cross_num_blocks == 0) d.cross_num_blocks = d.num_blocks;
     if (d.max_query_len == 0) d.max_query_len = d.max_query_tokens; /* 0 in a plan that grows */
@@ -230,6 +248,7 @@ static void take_over(folio_plan *plan, const plan_step *step)
     plan->on_device = step->on_device;
     plan->num_seqs = step->num_seqs;
     memcpy(plan->facts, step->facts, sizeof plan->facts);
+    if (step->batch != NULL) folioi_plan_begin_notes(plan);
     plan->workspace_use.is_bound = false;
     /* no forward runs now, but one may seem to: of a thread that stayed behind when the process forked */
     atomic_store(&plan->workspace_use.is_busy, false);

@@ -28,6 +28,15 @@ typedef struct folioi_workspace_use {
     void *stream;
 } folioi_workspace_use;
 
+/** FOLIO_PLAN_NOTE_BAD on host backends: what forwards have found. */
+typedef struct folioi_bad_note {
+    atomic_bool is_busy; /* a thread reads or writes the others                     */
+    bool was_asked;      /* the caller has it: the next update forgets it           */
+    uint64_t key;        /* bad_key; FOLIOI_BAD_NONE: no note                      */
+    int64_t step;        /* updates so far                                          */
+    folio_plan_bad_write first;
+} folioi_bad_note;
+
 /** What the limits decide. */
 typedef struct folioi_plan_room {
     void *state; /* the backend's */
@@ -43,6 +52,7 @@ struct folio_plan {
     bool grows;          /* created without limits: those of `shape` are the room's */
     folioi_plan_room room;
     folioi_workspace_use workspace_use;
+    folioi_bad_note bad;
     folio_batch *batch;          /* of the last update, or NULL */
     folio_batch *own_batches[2]; /* of steps; NULL: not used yet */
     uint64_t generation;
@@ -70,6 +80,11 @@ folio_status folioi_plan_check_writes(const folio_plan *plan, folio_attention_ty
 /** Refuses a second thread, and a second stream. Leave it when the forward was given to the device. */
 folio_status folioi_plan_enter_workspace(const folio_plan *plan, void *stream);
 void folioi_plan_leave_workspace(const folio_plan *plan);
+
+/** A new step begins; no forward runs. */
+void folioi_plan_begin_notes(folio_plan *plan);
+/** Look at what a forward of a host backend wrote. */
+void folioi_plan_note_bad(const folio_plan *plan, const folioi_call *call);
 
 /** Which attention of the list, as which type; both checked against the plan. */
 folio_status folioi_plan_find(const folio_plan *plan, int32_t attention, folio_attention_type type);

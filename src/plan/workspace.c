@@ -1,7 +1,7 @@
 /* workspace.c: a plan's own workspace: one thread, and on a device one stream, may use it at a time. */
 #include "plan/plan.h"
 
-/* The one thing that a forward changes in its plan. */
+/* Besides its notes of bad writes the one thing that a forward changes in its plan. */
 static folioi_workspace_use *use_of(const folio_plan *plan)
 {
     return (folioi_workspace_use *)&plan->workspace_use;

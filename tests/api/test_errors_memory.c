@@ -71,7 +71,8 @@ static folio_status make_whole(whole *w, const char *backend, const folio_alloca
     TRY_STATUS(KIT_LAYER_OPEN(w->ctx, w, .num_heads = 2, .num_kv_heads = 1, .k_head_size = 8,
                               .kv_dtype = FOLIO_INT8, .num_blocks = 20, .num_layers = 2,
                               .block_size = 16, .types = 15u, .max_seqs = 8, .max_query_tokens = 32,
-                              .max_seq_len = 64, .max_encoder_tokens = 32));
+                              .max_seq_len = 64, .max_encoder_tokens = 32,
+                              .flags = FOLIO_PLAN_NOTE_BAD));
     TRY_STATUS(fill_batch(w->batch));
     return use_plan(w);
 }
@@ -145,6 +146,7 @@ CALL(sized_view, folio_kv_cache_get_view(w->cache, 0, arg))
 CALL(sized_summary, folio_batch_get_info(w->batch, arg))
 CALL(sized_batch_view,
      folio_batch_get_view(w->batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_AUTO, arg))
+CALL(sized_bad_write, folio_plan_get_bad_write(w->plan, arg))
 CALL(sized_plan_info, folio_plan_get_info(w->plan, 0, FOLIO_ATTENTION_DECODER, arg))
 CALL(sized_backend, folio_backend_get_info("cpu", arg))
 CALL(sized_shape, folio_kv_cache_get_shape("cpu", &small_cache, arg))
@@ -213,6 +215,7 @@ static const support_sized sized_cases[] = {
     FILLED(folio_batch_info, sized_summary, num_decodes),
     FILLED(folio_batch_view, sized_batch_view, query_lens),
     FILLED(folio_plan_info, sized_plan_info, num_split_items),
+    FILLED(folio_plan_bad_write, sized_bad_write, position),
     FILLED(folio_backend_info, sized_backend, layouts),
 };
 

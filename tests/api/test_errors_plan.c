@@ -335,7 +335,7 @@ STEP_TEST(errors_plan, plan_create)
     BAD_PLAN(ARG, "-4", d.max_encoder_tokens = -4);
     BAD_PLAN(ARG, "max_query_len|-5", d.max_query_len = -5);
     BAD_PLAN(ARG, "max_query_len", d.max_query_len = d.max_query_tokens + 1);
-    BAD_PLAN(ARG, "flags", d.flags = 16u);
+    BAD_PLAN(ARG, "flags", d.flags = 32u);
     BAD_PLAN(ARG, "flags", d.flags = 0x80000000u | FOLIO_PLAN_NO_WORKSPACE);
     BAD_PLAN(UNSUPPORTED, "window", list[0] = windowed);
     BAD_PLAN(UNSUPPORTED, "window", list[0] = narrowest);
@@ -348,6 +348,9 @@ STEP_TEST(errors_plan, plan_create)
     REFUSED(folio_plan_get_workspace_size(NULL, &bytes), ARG, "plan");
     REFUSED(folio_plan_get_workspace_size(f->plan, NULL), ARG, "bytes");
     CHECK_INT(bytes, 77);
+    folio_plan_bad_write bad = FOLIO_INIT(folio_plan_bad_write);
+    REFUSED(folio_plan_get_bad_write(NULL, &bad), ARG, "plan");
+    REFUSED(folio_plan_get_bad_write(f->plan, &bad), ARG, "FOLIO_PLAN_NOTE_BAD");
     folio_attention_destroy(windowed);
     folio_attention_destroy(narrowest);
 }
