@@ -30,12 +30,13 @@ from .errors import (ArgumentError, DeviceError, Error, FullError, InternalError
                      TooLargeError, UnsupportedError)
 from .functional import attend, merge_states
 from .passport import Passport
-from .plan import Plan
+from .plan import BadWrite, Plan
 from .pool import Pool, Sequence
 
 __all__ = [
-    "ArgumentError", "Attention", "BackendInfo", "Batch", "Context", "DeviceArray", "DeviceError", "Error",
-    "FullError", "InternalError", "KVCache", "KernelInfo", "OutOfMemoryError", "Passport", "Plan", "Pool", "Rotary",
+    "ArgumentError", "Attention", "BackendInfo", "BadWrite", "Batch", "Context", "DeviceArray", "DeviceError",
+    "Error", "FullError", "InternalError", "KVCache", "KernelInfo", "OutOfMemoryError", "Passport", "Plan", "Pool",
+    "Rotary",
     "Sequence", "Shape", "StoreError", "TooLargeError", "UnsupportedError", "attend", "backend_info", "backends",
     "cache_shape", "default_context", "merge_states", "__version__",
 ]

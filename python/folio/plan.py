@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections import namedtuple
-from typing import Any, Optional, Sequence, Union
+from typing import Any, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from . import _abi as abi
 from ._arrays import _BY_NAME, Array, array, own_array
 from ._library import Handle, check, create, handle_of, integer, lib, make, packer, text
 from ._run import Torch, empty, floats, lse_array, place_check, refuse_gradients, rows, run_of
-from .attention import Attention, Rotary, type_of
+from .attention import TYPES, Attention, Rotary, type_of
 from .batch import Batch, causality
 from .cache import KVCache
 from .context import Context, given_or_default
@@ -25,6 +25,19 @@ _HEAD = packer(abi.folio_tensors, end="slopes")  # what every forward gives
 _FIRST = 0  # `is` with it is true for every 0 that CPython makes
 type_ = type  # forward() has an argument of that name
 _TAIL = packer(abi.folio_tensors, first="slopes")  # what few do
+
+
+class BadWrite(NamedTuple):
+    """The first number that is NaN or infinite in what forwards of a plan wrote."""
+
+    what: str  # "k", "v" or "out"
+    layer: int  # as forward() was given it
+    seq: int  # number of the sequence in its step
+    position: int  # of the token in its sequence, cached ones counted; folio.h says which number out has elsewhere
+    head: int  # kv head of k and v, query head of out
+    step: int  # which update of the plan: 1 is the first; each replay of a captured one counts
+    attention: int  # number in the plan's list
+    type: str
 
 
 class Plan(Handle):
@@ -41,6 +54,7 @@ class Plan(Handle):
     private_slots       a promise: only a new token's own sequence reads its slot in the same step, and the slot is -1
                         or the token's place in the block table. On a GPU, steps of one token per sequence can then do
                         with one launch less per layer (docs/cuda.md has the conditions)
+    note_bad            forwards look for NaN and infinity in k, v and out that they write: bad_write() says where
     """
 
     def __init__(self, attentions: Union[Attention, Sequence[Attention]], *, max_seqs: int = 0,
@@ -48,7 +62,7 @@ class Plan(Handle):
                  cross_cache: Optional[KVCache] = None, types: Any = None, block_size: int = 0, num_blocks: int = 0,
                  cross_num_blocks: int = 0, max_encoder_tokens: int = 0, max_query_len: int = 0, graph: bool = False,
                  batch_invariant: bool = False, private_slots: bool = False,
-                 context: Optional[Context] = None) -> None:
+                 note_bad: bool = False, context: Optional[Context] = None) -> None:
         self.attentions = [attentions] if isinstance(attentions, Attention) else list(attentions)
         if not self.attentions:
             raise ArgumentError("attentions is empty")
@@ -62,7 +76,7 @@ class Plan(Handle):
                     max_query_tokens=max_query_tokens, max_seq_len=max_seq_len, max_encoder_tokens=max_encoder_tokens,
                     max_query_len=max_query_len,
                     flags=abi.FOLIO_PLAN_GRAPH * graph | abi.FOLIO_PLAN_BATCH_INVARIANT * batch_invariant
-                    | abi.FOLIO_PLAN_PRIVATE_SLOTS * private_slots)
+                    | abi.FOLIO_PLAN_PRIVATE_SLOTS * private_slots | abi.FOLIO_PLAN_NOTE_BAD * note_bad)
         if types is not None:
             given = [types] * len(self.attentions) if isinstance(types, str) else list(types)
             if len(given) != len(self.attentions):
@@ -150,6 +164,17 @@ class Plan(Handle):
     def findings(self) -> None:
         """Raises ArgumentError if a sequence of update_device() was rejected on the GPU. Never waits."""
         check(lib.folio_plan_get_findings(self._as_parameter_, None))
+
+    def bad_write(self) -> Optional[BadWrite]:
+        """The first bad write so far, of a plan with note_bad; None if there is none. Never waits: on a GPU it knows
+        what has run by now. It is of the first step that had any. The update after it was returned forgets it, and
+        later steps are noted again."""
+        bad = make(abi.folio_plan_bad_write)
+        check(lib.folio_plan_get_bad_write(self._as_parameter_, ctypes.byref(bad)))
+        if not bad.found:
+            return None
+        return BadWrite(("k", "v", "out")[bad.what], bad.layer, bad.seq, bad.position, bad.head, bad.step,
+                        bad.attention, list(TYPES)[bad.type])
 
     def info(self, attention: int = 0, type: str = "decoder") -> dict[str, Any]:
         """Names of the kernels for this step, and into how many pieces the work was cut."""

@@ -157,3 +157,24 @@ def test_updates_from_arrays_on_the_device(arrays: Arrays) -> None:
                        block_tables=torch.from_numpy(tables).cuda())
     check(arrays.get(plan.forward(*step.inputs(), cache=step.cache)), step.expected()[0])
     plan.findings()
+
+
+def test_the_first_bad_write(arrays: Arrays) -> None:
+    """Each of k, v and out (by q); after it was returned, an update forgets it."""
+    step = Step(arrays, [3, 1], [20, 9])
+    plan = step.plan(step.attention(), note_bad=True)
+    given = step.q, step.new(step.k), step.new(step.v)
+    for number, (what, row, head) in enumerate([("v", 3, 1), ("k", 1, 0), ("out", 2, 3)]):
+        step.write_context()
+        plan.update(step.batch())
+        assert plan.bad_write() is None
+        values = [x.copy() for x in given]
+        values[("out", "k", "v").index(what)][row, head, 7] = np.inf if number else np.nan
+        arrays.get(plan.forward(*map(arrays.put, values), cache=step.cache))
+        bad = plan.bad_write()
+        assert bad == folio.BadWrite(what, layer=0, seq=row // 3, position=(17 + row) if row < 3 else 8, head=head,
+                                     step=number + 1, attention=0, type="decoder")
+        assert plan.bad_write() == bad
+    plan.update(step.batch())
+    with pytest.raises(folio.ArgumentError, match="FOLIO_PLAN_NOTE_BAD"):
+        step.plan(step.attention()).bad_write()
