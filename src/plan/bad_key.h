@@ -20,6 +20,7 @@ SHARED_INLINE uint64_t bad_key(int64_t layer, int64_t attention, int64_t num_att
            (uint64_t)row << 16 | (uint64_t)head;
 }
 
+SHARED_INLINE int bad_key_type(uint64_t key) { return (int)(key >> 49 & 3); }
 SHARED_INLINE int bad_key_what(uint64_t key) { return (int)(key >> 47 & 3); }
 SHARED_INLINE int64_t bad_key_row(uint64_t key) { return (int64_t)(key >> 16 & 0x7fffffff); }
 SHARED_INLINE int32_t bad_key_head(uint64_t key) { return (int32_t)(key & 0xffff); }

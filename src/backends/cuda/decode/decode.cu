@@ -7,6 +7,7 @@
 #include "core/dtype.h"
 
 typedef void decode_fn(decode_args);
+typedef void noted_fn(noted_args);
 
 /* ---- the list ---- */
 
@@ -19,6 +20,8 @@ typedef struct decode_line {
     decode_fn *kernels[2][2];   /* the same, for the form and for pages; NULL: is none      */
     int32_t cluster_warps[2];   /* the same, for clusters of blocks; pages only             */
     decode_fn *clustered[2][2]; /* the same; without new rows to store, and with them */
+    /* the last two, but they note bad writes: of 16 bits in pages, heads of 64 and 128 */
+    noted_fn *noted[2], *noted_clustered[2][2];
 } decode_line;
 
 /* Fixed 16-bit instances know pages from rows too. */
@@ -32,6 +35,15 @@ static constexpr decode_fn *kernel_of(void)
     constexpr bool STORING = OWN == FOLIOI_FORM_PAGES && STORES;
     if constexpr (WARPS > 0)
         return decode_kernel<DIMS, NT, KV, WARPS, OWN, CLUSTERED, STORING, OPTIONS>;
+    else return nullptr;
+}
+
+template <int DIMS, int NT, int KV, int WARPS, bool CLUSTERED = false, bool STORES = true>
+static constexpr noted_fn *noted_of(void)
+{
+    if constexpr (WARPS > 0 && (KV == FOLIO_F16 || KV == FOLIO_BF16) && (DIMS == 64 || DIMS == 128))
+        return decode_kernel<DIMS, NT, KV, WARPS, FOLIOI_FORM_PAGES, CLUSTERED, STORES, false,
+                             noted_args>;
     else return nullptr;
 }
 
@@ -67,7 +79,12 @@ static const decode_line lines[] = {
      {{kernel_of<dims, 1, kv, cluster_few, FOLIOI_FORM_PAGES, true, false>(),                      \
        kernel_of<dims, 1, kv, cluster_few, FOLIOI_FORM_PAGES, true>()},                            \
       {kernel_of<dims, 2, kv, cluster_many, FOLIOI_FORM_PAGES, true, false>(),                     \
-       kernel_of<dims, 2, kv, cluster_many, FOLIOI_FORM_PAGES, true>()}}},
+       kernel_of<dims, 2, kv, cluster_many, FOLIOI_FORM_PAGES, true>()}},                          \
+     {noted_of<dims, 1, kv, few>(), noted_of<dims, 2, kv, many>()},                                \
+     {{noted_of<dims, 1, kv, cluster_few, true, false>(),                                          \
+       noted_of<dims, 1, kv, cluster_few, true>()},                                                \
+      {noted_of<dims, 2, kv, cluster_many, true, false>(),                                         \
+       noted_of<dims, 2, kv, cluster_many, true>()}}},
 #define OPTIONS(name, kv, dims, few, many)                                                         \
     {LINE("options_" #name, kv, dims, few, many, FOLIOI_FORM_ROWS, true),                          \
      {KERNELS(kv, dims, few, many, FOLIOI_FORM_ROWS, false, true, true),                           \
@@ -96,6 +113,7 @@ extern "C" const folioi_cuda_line *folioi_cuda_decode_line(int32_t n)
 /* How an instance lies in shared memory. */
 typedef struct block_fit {
     decode_fn *kernel;
+    noted_fn *noted; /* NULL: there is none */
     int num_warps, num_stages, blocks_per_sm, row_blocks, rows, q_forms;
     int k_stride, v_stride, stage_bytes, q_stride, out_stride, out_copies;
     int out_bytes; /* of one copy; of a cluster what the warps of one number send to a block */
@@ -138,6 +156,7 @@ static block_fit fit_block(const decode_line *line, const folioi_cuda_sm *sm, bo
     int kv_bytes = dtype_is_16_bit(line->line.kv) ? 2 : 1, most = line->warps[many];
     bool fixed = !line->line.is_flexible;
     f.kernel = line->kernels[paged][many];
+    f.noted = paged ? line->noted[many] : nullptr;
     f.scales = scales;
     f.rows = many ? 16 : 8;
     f.row_blocks = line->warps[1] == 0 ? 2 : 1;
@@ -170,6 +189,7 @@ static block_fit fit_cluster(const decode_line *line, const folioi_cuda_sm *sm, 
     int many = rows > 8;
     block_fit f = fit_block(line, sm, true, dims, dims, 2, rows, false);
     f.kernel = line->clustered[many][stores];
+    f.noted = line->noted_clustered[many][stores];
     f.cluster = cluster;
     f.rows = rows <= 4 ? 4 : rows <= 8 ? 8 : 16;
     f.owned_slices = dims / 8 / cluster;
@@ -253,6 +273,11 @@ extern "C" bool folioi_cuda_decode_stores(const folioi_cuda_line *line, const fo
     return !line->is_flexible && dtype_is_16_bit(line->kv) && folioi_cuda_has_pages(&y->k) &&
            y->new_k_dtype == y->kv_dtype && y->new_v_dtype == y->kv_dtype &&
            folioi_cuda_rows_aligned(&y->new_k, 2, 16) && folioi_cuda_rows_aligned(&y->new_v, 2, 16);
+}
+
+extern "C" bool folioi_cuda_decode_notes(const folioi_cuda_line *line, const folioi_cuda_layer *y)
+{
+    return ((const decode_line *)line)->noted[0] != nullptr && folioi_cuda_has_pages(&y->k);
 }
 
 /* ---- clusters ---- */
@@ -395,7 +420,8 @@ static void fill_args(decode_args *a, const folioi_cuda_run *run,
 
 extern "C" cudaError_t folioi_cuda_decode(const folioi_cuda_line *line, const folioi_cuda_run *run,
                                           const folioi_cuda_decode_plan *plan, int32_t rows,
-                                          bool clustered, folioi_cuda_early early)
+                                          bool clustered, folioi_cuda_early early,
+                                          const folioi_cuda_noting *noting)
 {
     decode_args a = {};
     a.early = early;
@@ -418,13 +444,18 @@ extern "C" cudaError_t folioi_cuda_decode(const folioi_cuda_line *line, const fo
     a.out_copies = f.out_copies;
     a.out_size = f.out_bytes / (int)sizeof(float);
     /* always the most: other layers launch the same kernel with more than this one */
-    cudaError_t error =
-        folioi_cuda_prepare(plan->sm.ready, (const void *)f.kernel, plan->sm.shared_of_block, true);
+    bool notes = noting->notes != nullptr && f.noted != nullptr;
+    const void *kernel = notes ? (const void *)f.noted : (const void *)f.kernel;
+    cudaError_t error = folioi_cuda_prepare(plan->sm.ready, kernel, plan->sm.shared_of_block, true);
     if (error != cudaSuccess) return error;
     int shares = clustered ? f.cluster * plan->cluster_seqs : plan->num_shares;
     /* clusters that wait for a write beside the decode before it begin later than without overlap */
     bool overlaps = plan->sm.overlaps != 0 && (!clustered || early == FOLIOI_EARLY_KEYS);
     launch_shape shape = {dim3(a.layer.num_kv_heads, shares, f.row_blocks), 32u * f.num_warps,
                           f.shared_bytes, f.cluster, overlaps};
-    return launch_kernel(f.kernel, shape, a, run->stream);
+    if (!notes) return launch_kernel(f.kernel, shape, a, run->stream);
+    noted_args n = {};
+    static_cast<decode_args &>(n) = a;
+    n.noting = *noting;
+    return launch_kernel(f.noted, shape, n, run->stream);
 }

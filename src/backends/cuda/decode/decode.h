@@ -5,7 +5,7 @@
 #ifndef FOLIOI_CUDA_DECODE_H
 #define FOLIOI_CUDA_DECODE_H
 
-#include "backends/cuda/cuda_attend.h"
+#include "backends/cuda/note_bad.h"
 #include "backends/cuda/step/decode_schedule.h"
 
 #ifdef __cplusplus
@@ -44,6 +44,9 @@ const folioi_cuda_line *folioi_cuda_decode_line(int32_t n);
 /** Can a line that takes a layer store its new rows too, of sequences with one new token each? */
 bool folioi_cuda_decode_stores(const folioi_cuda_line *line, const folioi_cuda_layer *layer);
 
+/** Does its kernel note bad writes of out, and of the new rows that it stores? */
+bool folioi_cuda_decode_notes(const folioi_cuda_line *line, const folioi_cuda_layer *layer);
+
 /** Where its schedule lies, for the job that makes it. */
 folioi_decode_table folioi_cuda_decode_table(const folioi_cuda_decode_plan *plan);
 
@@ -51,10 +54,11 @@ folioi_decode_table folioi_cuda_decode_table(const folioi_cuda_decode_plan *plan
  * Compute one layer's decode sequences with a line that takes it, and set padding rows to zero. It is one launch. The next
  * kernel in the stream may begin when all before this one have ended. rows: the most of a sequence in this step, or in all
  * steps of a graph; at most plan->max_rows. clustered: the list is one for clusters (decode_is_clustered).
+ * noting: taken where folioi_cuda_decode_notes.
  */
 cudaError_t folioi_cuda_decode(const folioi_cuda_line *line, const folioi_cuda_run *run,
                                const folioi_cuda_decode_plan *plan, int32_t rows, bool clustered,
-                               folioi_cuda_early early);
+                               folioi_cuda_early early, const folioi_cuda_noting *noting);
 
 #ifdef __cplusplus
 }

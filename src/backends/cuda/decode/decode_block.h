@@ -10,6 +10,7 @@
 
 #include "backends/cuda/decode/decode.h"
 #include "backends/cuda/decode/decode_tile.h"
+#include "backends/cuda/noted.h"
 
 #define MAX_WARPS 8
 #define STAGE_ALIGN 128 /* bulk copies are slower to other places */
@@ -17,6 +18,7 @@
     ((2 * MAX_WARPS + 2) * 16 + 16) /* maxima and sums, factors of q, a flag or barriers */
 
 typedef struct decode_args {
+    static constexpr bool NOTES = false;
     folioi_cuda_layer layer;
     /* the step and its schedule */
     const int32_t *blocks;
@@ -50,6 +52,12 @@ typedef struct decode_args {
     int32_t owned_slices; /* most that a block of a cluster owns: decode_cluster.h */
     folioi_cuda_early early;
 } decode_args;
+
+/* Of kernels that note bad writes. Functions that write K, V or out are templates of the arguments. */
+struct noted_args : decode_args {
+    static constexpr bool NOTES = true;
+    folioi_cuda_noting noting;
+};
 
 /* What a tile in shared memory is; written with its copies, read when they have landed. */
 struct tile_note {

@@ -118,8 +118,8 @@ static __device__ __noinline__ part_sum add_up(const float2 *weight, int weight_
  * The owner's slices of out, one or two. Four rows of a slice are a quad: a number for each lane. The sums of a warp go to
  * the place of its tiles: maximum and weight of [quad][lane], then [slice][quad][lane].
  */
-template <int VMAX>
-static __device__ __forceinline__ void add_sums(const decode_args &a, const block_shared &sh,
+template <int VMAX, class A>
+static __device__ __forceinline__ void add_sums(const A &a, const block_shared &sh,
                                                 const folioi_cuda_seq &s, int num_rows, int kv_head)
 {
     int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
@@ -159,7 +159,13 @@ static __device__ __forceinline__ void add_sums(const decode_args &a, const bloc
         end = end_row(a, sum.m, sum.l, at.h);
         if (dim == 0) store_lse(a, at, end.lse);
     }
-    store_half(a, index, sum.l == 0.0f ? 0.0f : sum.x * end.by);
+    float x = sum.l == 0.0f ? 0.0f : sum.x * end.by;
+    if constexpr (A::NOTES) {
+        bool bf16 = a.layer.dtype == FOLIO_BF16;
+        if (is_bad_pair(float_to_half_bits(x, bf16), bf16))
+            note_bad(a.noting, FOLIO_WRITTEN_OUT, at.row, at.h);
+    }
+    store_half(a, index, x);
 }
 
 #endif

@@ -135,8 +135,14 @@ static __device__ __forceinline__ void store_half(const decode_args &a, int64_t 
     ((uint16_t *)a.layer.out.data)[index] = float_to_half_bits(x, a.layer.dtype == FOLIO_BF16);
 }
 
+struct out_place {
+    int64_t row;
+    int h;
+};
+
 /* Store four numbers of a row of out, times `by`. A row without keys (l == 0) is zeros, whatever x is. */
-static __device__ __forceinline__ void store_quad(const decode_args &a, int64_t index, float4 x,
+template <class A>
+static __device__ __forceinline__ void store_quad(const A &a, out_place at, int64_t index, float4 x,
                                                   float by, float l)
 {
     if (l == 0.0f) x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -144,6 +150,9 @@ static __device__ __forceinline__ void store_quad(const decode_args &a, int64_t 
     uint2 bits = {bf16 ? pack<__nv_bfloat16>(x.x * by, x.y * by) : pack<__half>(x.x * by, x.y * by),
                   bf16 ? pack<__nv_bfloat16>(x.z * by, x.w * by)
                        : pack<__half>(x.z * by, x.w * by)};
+    if constexpr (A::NOTES)
+        if (is_bad_pair(bits.x, bf16) || is_bad_pair(bits.y, bf16))
+            note_bad(a.noting, FOLIO_WRITTEN_OUT, at.row, at.h);
     uint16_t *to = (uint16_t *)a.layer.out.data + index;
     if (a.out_quads) {
         *(uint2 *)to = bits;
@@ -154,11 +163,6 @@ static __device__ __forceinline__ void store_quad(const decode_args &a, int64_t 
     to[2] = (uint16_t)bits.y;
     to[3] = (uint16_t)(bits.y >> 16);
 }
-
-struct out_place {
-    int64_t row;
-    int h;
-};
 
 static __device__ __forceinline__ out_place place_of(const decode_args &a, const folioi_cuda_seq &s,
                                                      int kv_head, int row)
@@ -179,8 +183,8 @@ static __device__ __forceinline__ void store_lse(const decode_args &a, out_place
 }
 
 /* An item that is its whole sequence. */
-template <bool PACKED, int WARPS>
-static __device__ __forceinline__ void store_rows(const decode_args &a, const block_shared &sh,
+template <bool PACKED, int WARPS, class A>
+static __device__ __forceinline__ void store_rows(const A &a, const block_shared &sh,
                                                   const folioi_cuda_seq &s, int rows, int first_row,
                                                   int kv_head)
 {
@@ -194,7 +198,7 @@ static __device__ __forceinline__ void store_rows(const decode_args &a, const bl
         int64_t out = out_index(a, at);
 #pragma unroll 1
         for (int d = 4 * lane; d < dims; d += 128)
-            store_quad(a, out + d, sum_at<PACKED>(a, sh, sums, r, d), end.by, l);
+            store_quad(a, at, out + d, sum_at<PACKED>(a, sh, sums, r, d), end.by, l);
         if (lane == 0) store_lse(a, at, end.lse);
     }
 }
@@ -305,9 +309,9 @@ static __device__ __forceinline__ float4 add_parts(uint32_t at, const row_parts 
 
 /* One row of a sequence whose parts are all there. room: in shared memory, for
  * 16 bytes a lane of each of `most` parts. */
-static __device__ __forceinline__ void merge_row(const decode_args &a, row_parts &parts,
-                                                 const float *sums, out_place at, uint32_t room,
-                                                 int most)
+template <class A>
+static __device__ __forceinline__ void merge_row(const A &a, row_parts &parts, const float *sums,
+                                                 out_place at, uint32_t room, int most)
 {
     int dims = a.layer.v_dims, lane = threadIdx.x & 31;
     float row_m = 0.0f, row_l = 0.0f;
@@ -330,7 +334,7 @@ static __device__ __forceinline__ void merge_row(const decode_args &a, row_parts
             cp_async_wait<0>(); /* each lane reads what it has brought */
             sum = add_parts(room, parts, first, count, row_m, sum);
         }
-        if (inside) store_quad(a, out_index(a, at) + d + 4 * lane, sum, end.by, row_l);
+        if (inside) store_quad(a, at, out_index(a, at) + d + 4 * lane, sum, end.by, row_l);
         if (d + lane == 0) store_lse(a, at, end.lse);
     }
 }
@@ -340,7 +344,8 @@ static __device__ __forceinline__ void merge_row(const decode_args &a, row_parts
  * few instructions, because no cache has them yet. is_end: the whole block merges and uses the stages. Else one warp does,
  * and uses the sums.
  */
-static __device__ __forceinline__ void merge_parts(const decode_args &a, const block_shared &sh,
+template <class A>
+static __device__ __forceinline__ void merge_parts(const A &a, const block_shared &sh,
                                                    const folioi_decode_item &item, int rows,
                                                    int first_row, int kv_head, bool is_end)
 {
@@ -383,8 +388,8 @@ static __device__ __forceinline__ void merge_parts(const decode_args &a, const b
 }
 
 /* is_end: this is the block's last item, so the stages are free. Else one warp counts the part and the others go on. */
-template <bool PACKED, int WARPS>
-static __device__ __forceinline__ void end_item(const decode_args &a, const block_shared &sh,
+template <bool PACKED, int WARPS, class A>
+static __device__ __forceinline__ void end_item(const A &a, const block_shared &sh,
                                                 const folioi_decode_item &item, int rows,
                                                 int first_row, int kv_head, bool is_end)
 {

@@ -27,6 +27,11 @@ struct cursor {
     int blocks, blocks_32; /* of the first 32, and of those after them */
 };
 
+/* Of kernels that note: INT32_MAX less the first new row that is bad in this lane's unit; 0: none. */
+struct noted_cursor : cursor {
+    int bad;
+};
+
 /* ---- the cursor ---- */
 
 /* Not inlined, like all that is rare here: short loops stay in the instruction cache. */
@@ -458,8 +463,8 @@ static __device__ __forceinline__ const char *new_unit(const decode_args &a, int
  * A new row to its place in a page: in shared memory, and in the cache. Short and inlined: it runs once, and code that is far
  * away takes longer to come than the row.
  */
-template <int DIMS>
-static __device__ __forceinline__ void put_new_row(const decode_args &a, int64_t row, int token,
+template <int DIMS, class A, class C>
+static __device__ __forceinline__ void put_new_row(const A &a, C &c, int64_t row, int token,
                                                    int kv_head, uint32_t page, char *stored)
 {
     await_kernels_ahead();
@@ -471,29 +476,46 @@ static __device__ __forceinline__ void put_new_row(const decode_args &a, int64_t
         int at = page_byte<DIMS>(token, n);
         store_shared(page + at, x);
         *(uint4 *)(stored + at) = x;
+        if constexpr (A::NOTES) /* a call would need registers here: see note_new_rows */
+            if (is_bad_unit(x, a.layer.dtype == FOLIO_BF16))
+                c.bad = max(c.bad, INT32_MAX - (int)row);
     }
 }
 
-/* The new row of a sequence that does not see it: its first part's block stores it. Rare. */
+/* The block's end. A lane had units of K or of V: of heads of 64 and 128 it has one of each row. */
 template <int DIMS>
-static __device__ __noinline__ void store_unseen_row(const decode_args &a,
-                                                     const folioi_decode_item &item, int kv_head)
+static __device__ __forceinline__ void note_new_rows(const noted_args &a, const noted_cursor &c,
+                                                     int kv_head)
+{
+    static_assert(DIMS <= 128, "a lane would have two units");
+    int what = (int)(threadIdx.x & 31) < DIMS / 8 ? FOLIO_WRITTEN_K : FOLIO_WRITTEN_V;
+    if (c.bad > 0) note_bad(a.noting, what, INT32_MAX - c.bad, kv_head);
+}
+
+/* The new row of a sequence that does not see it: its first part's block stores it. Rare. */
+template <int DIMS, class A>
+static __device__ __noinline__ void store_unseen_row(const A &a, const folioi_decode_item &item,
+                                                     int kv_head)
 {
     if (item.slot < 0) return;
     int block = (int)(item.slot / a.layer.block_size);
     int token = (int)(item.slot % a.layer.block_size);
     char *to = (char *)tile_start<2, FOLIOI_FORM_PAGES>(a.layer.k, block, token & ~15, kv_head);
-    for (int n = threadIdx.x & 31; n < DIMS / 4; n += 32)
-        *(uint4 *)(to + page_byte<DIMS>(token & 15, n)) =
-            *(const uint4 *)new_unit<DIMS>(a, item.sequence.new_row, kv_head, n);
+    for (int n = threadIdx.x & 31; n < DIMS / 4; n += 32) {
+        uint4 x = *(const uint4 *)new_unit<DIMS>(a, item.sequence.new_row, kv_head, n);
+        *(uint4 *)(to + page_byte<DIMS>(token & 15, n)) = x;
+        if constexpr (A::NOTES)
+            if (is_bad_unit(x, a.layer.dtype == FOLIO_BF16))
+                note_bad(a.noting, n < DIMS / 8 ? FOLIO_WRITTEN_K : FOLIO_WRITTEN_V,
+                         item.sequence.new_row, kv_head);
+    }
 }
 
 /* The copies of a fixed tile. */
-template <int DIMS, int KV, folioi_cuda_form FORM, bool STORES>
-static __device__ __forceinline__ void copy_fixed(const decode_args &a, cursor &c,
-                                                  const block_shared &sh, uint32_t dst,
-                                                  uint32_t barrier, int block, bool valid,
-                                                  int kv_head)
+template <int DIMS, int KV, folioi_cuda_form FORM, bool STORES, class A, class C>
+static __device__ __forceinline__ void copy_fixed(const A &a, C &c, const block_shared &sh,
+                                                  uint32_t dst, uint32_t barrier, int block,
+                                                  bool valid, int kv_head)
 {
     constexpr int BYTES = KV == FOLIO_F16 || KV == FOLIO_BF16 ? 2 : 1;
     const folioi_cuda_side &k = a.layer.k, &v = a.layer.v;
@@ -514,7 +536,7 @@ static __device__ __forceinline__ void copy_fixed(const decode_args &a, cursor &
         if (STORES && a.stores) new_key = new_key_of(*item_at(a, sh, c.item), c.tile);
         copy_page<DIMS>(dst, from, c.tile, c.low, c.high, new_key);
         if (STORES && new_key != NO_KEY)
-            put_new_row<DIMS>(a, item_at(a, sh, c.item)->sequence.new_row, new_key & 15, kv_head,
+            put_new_row<DIMS>(a, c, item_at(a, sh, c.item)->sequence.new_row, new_key & 15, kv_head,
                               dst, (char *)from);
     } else if (a.one_block_tiles && c.tile >= c.low && c.tile + 16 <= c.high) {
         const char *k_from = tile_start<BYTES, FORM>(k, block, in_block, kv_head);
@@ -550,10 +572,9 @@ static __device__ __forceinline__ void copy_scales(const decode_args &a, const c
 }
 
 /* Start the copies of the cursor's tile into a stage, as one batch, and move on. */
-template <int DIMS, int KV, folioi_cuda_form FORM, bool STORES>
-static __device__ __forceinline__ void fetch(const decode_args &a, cursor &c,
-                                             const block_shared &sh, int stage, int kv_head,
-                                             int warp, int first_row)
+template <int DIMS, int KV, folioi_cuda_form FORM, bool STORES, class A, class C>
+static __device__ __forceinline__ void fetch(const A &a, C &c, const block_shared &sh, int stage,
+                                             int kv_head, int warp, int first_row)
 {
     int lane = threadIdx.x & 31;
     int token = c.tile + (lane & 15);

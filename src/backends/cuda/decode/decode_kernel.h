@@ -216,9 +216,9 @@ static __device__ __forceinline__ void await_tile(const decode_args &a, const bl
 }
 
 template <int VMAX, int NT, int KV, int WARPS, folioi_cuda_form FORM, bool CLUSTERED = false,
-          bool STORES = FORM == FOLIOI_FORM_PAGES, bool OPTIONS = false>
+          bool STORES = FORM == FOLIOI_FORM_PAGES, bool OPTIONS = false, class A = decode_args>
 __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
-    decode_kernel(const __grid_constant__ decode_args a)
+    decode_kernel(const __grid_constant__ A a)
 {
     if constexpr (CLUSTERED && !HAS_BULK_COPIES) return;
     extern __shared__ __align__(128) char memory[];
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
     int stage = 0; /* the oldest stage */
     int filled = start_tile<I>(a, sh, kv_head, warp);
     uint32_t phases = 0;
-    cursor c = {};
+    typename std::conditional<A::NOTES, noted_cursor, cursor>::type c = {};
     c.item = item_begin;
     c.item_end = item_end;
     seek_item<KV>(a, sh, c, warp, first_row);
@@ -353,6 +353,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
                                        n + 1 == item_end);
         }
     }
+    if constexpr (A::NOTES && STORES) note_new_rows<VMAX>(a, c, kv_head);
     cp_async_wait<0>();
     if (awaits) await_kernels_ahead();
     if (sh.counts->num_rows < a.out_rows || sh.counts->num_emptied > 0)

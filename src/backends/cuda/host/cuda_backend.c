@@ -345,6 +345,7 @@ static const folioi_backend backend = {
     .plan_update = folioi_cuda_plan_update,
     .plan_update_device = folioi_cuda_plan_update_device,
     .plan_status = folioi_cuda_plan_status,
+    .plan_bad_write = folioi_cuda_plan_bad_write,
     .plan_describe = folioi_cuda_plan_describe,
     .forward = folioi_cuda_forward,
     .merge = folioi_cuda_merge_parts,

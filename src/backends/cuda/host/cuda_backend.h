@@ -12,7 +12,7 @@
 extern const folioi_cuda_core *folioi_core;
 
 /** More kernels than there are; those past them are prepared for every launch. */
-#define FOLIOI_CUDA_MAX_READY 128
+#define FOLIOI_CUDA_MAX_READY 192
 
 struct folioi_cuda_ready {
     _Atomic(const void *) kernels[FOLIOI_CUDA_MAX_READY]; /* NULL past the last */
@@ -62,6 +62,7 @@ void folioi_cuda_plan_destroy(const folioi_plan_shape *shape, void *state);
 folio_status folioi_cuda_plan_update(void *state, const folio_batch *batch, void *stream);
 folio_status folioi_cuda_plan_update_device(void *state, const folio_step *step, void *stream);
 folio_status folioi_cuda_plan_status(const void *state, folio_plan_findings *out);
+void folioi_cuda_plan_bad_write(void *state, folio_plan_bad_write *out);
 void folioi_cuda_plan_describe(const void *state, int32_t attention, folio_attention_type type,
                                const folioi_call *call, folio_plan_info *info);
 bool folioi_cuda_get_kernel(const folio_context *ctx, int32_t index, folio_context_kernel *info);
@@ -70,10 +71,11 @@ folio_status folioi_cuda_forward(const folioi_call *call);
 folio_status folioi_cuda_write(const folio_context *ctx, const folioi_kv_layer *layer,
                                const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
                                void *stream);
-/** The same with slots in device memory: what a forward does. rotations: of k, by the step. */
+/** The same with slots in device memory: what a forward does. rotations: of k, by the step. noting NULL: notes nothing. */
 folio_status folioi_cuda_store(const folio_context *ctx, const folioi_kv_layer *layer,
                                const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
-                               const folioi_cuda_rotations *rotations, cudaStream_t stream);
+                               const folioi_cuda_rotations *rotations,
+                               const folioi_cuda_noting *noting, cudaStream_t stream);
 folio_status folioi_cuda_gather(const folio_context *ctx, const folioi_kv_layer *layer,
                                 const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
                                 void *stream);

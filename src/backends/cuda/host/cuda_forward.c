@@ -43,11 +43,56 @@ static folioi_cuda_layer layer_of(const folioi_call *call)
 }
 
 static folio_status store(const folioi_call *call, const int64_t *slots,
-                          const folioi_cuda_rotations *rotations)
+                          const folioi_cuda_rotations *rotations, const folioi_cuda_noting *noting)
 {
     folioi_kv_tensors kv = call_new_rows(call);
     return folioi_cuda_store(call->shape->ctx, &call->layer, &kv, slots, kv.k.tokens, rotations,
-                             call->stream);
+                             noting->notes != NULL ? noting : NULL, call->stream);
+}
+
+/* ---- bad writes: kernels that store k and v and most decodes note them, one launch behind them does the rest ---- */
+
+static folioi_cuda_noting noting_of(const folioi_cuda_plan *p, const folioi_call *call,
+                                    const folioi_cuda_step *step)
+{
+    if (!notes_bad(p)) return (folioi_cuda_noting){.notes = NULL};
+    return (folioi_cuda_noting){.notes = folioi_cuda_at(p, p->notes),
+                                .bad = p->bad,
+                                .counts = step->counts,
+                                .seqs = step->seqs,
+                                .layer = call->layer_index,
+                                .attention = call->attention_index,
+                                .num_attentions = p->shape.desc.num_attentions,
+                                .type = (int32_t)call->type};
+}
+
+/* decode: the line that computes all of the step, or NULL. */
+static bool decode_notes(const folioi_cuda_line *decode, const folioi_cuda_layer *layer)
+{
+    return decode != NULL && folioi_cuda_decode_notes(decode, layer);
+}
+
+/* Rows that no kernel has looked at: of k and v those that are read as given, or that another decode has stored. */
+static folio_status note_rest(const folioi_cuda_plan *p, const folioi_call *call,
+                              const folioi_cuda_layer *layer, const folioi_cuda_step *step,
+                              const folioi_cuda_noting *noting, const folioi_cuda_line *decode)
+{
+    const folio_tensors *t = &call->tensors;
+    bool is_noted = decode_notes(decode, layer);
+    bool keys = t->k.data != NULL && (call->stores ? step->decode_stores && !is_noted : true);
+    folioi_cuda_noted_rows n = {
+        .rows = {keys ? rows_of(&t->k) : (folioi_cuda_rows){NULL, 0, 0},
+                 keys && !layer->v_in_k ? rows_of(&t->v) : (folioi_cuda_rows){NULL, 0, 0},
+                 is_noted ? (folioi_cuda_rows){NULL, 0, 0} : rows_of(&t->out)},
+        .dtypes = {t->k.dtype, t->v.dtype, t->out.dtype},
+        .num_rows = {t->k.tokens, t->v.tokens, t->out.tokens},
+        .num_heads = {layer->num_kv_heads, layer->num_kv_heads, layer->num_heads},
+        .dims = {layer->k_dims, layer->v_dims, layer->v_dims},
+        .limit = call->stores ? folioi_cuda_limit(layer->kv_dtype) : INFINITY,
+        .slots = call->stores ? folioi_cuda_at(p, p->slots) : NULL, /* decode stores no others */
+        .rotations = {call->rotation, t->positions, step->counts, step->seqs},
+        .noting = *noting};
+    return folioi_cuda_status(folioi_cuda_note_rows(&n, call->stream), "kernel note_rows");
 }
 
 /*
@@ -193,7 +238,8 @@ static cudaError_t attend_prefills(const folioi_cuda_chain *chain, const folioi_
 }
 
 static folio_status attend(const folioi_cuda_plan *p, const folioi_call *call,
-                           const folioi_cuda_use *use, folioi_cuda_run *run)
+                           const folioi_cuda_use *use, folioi_cuda_run *run,
+                           const folioi_cuda_noting *noting)
 {
     const folioi_cuda_list *list = &p->lists[use->list];
     TRY(find_counters(p, call, list->decode.counter_bytes, &run->counters));
@@ -205,13 +251,22 @@ static folio_status attend(const folioi_cuda_plan *p, const folioi_call *call,
     const folioi_cuda_line *line =
         folioi_cuda_pick(&use->decode, run->layer, &list->limits.sm, list->decode.max_rows);
     TRY_CUDA(folioi_cuda_decode(line, run, &list->decode, list->now.decode_rows,
-                                list->now.clustered, early_of(p, call, run->layer->k.base)),
+                                list->now.clustered, early_of(p, call, run->layer->k.base), noting),
              "kernel decode");
     if (call->foreign_workspace) return FOLIO_OK;
     p->ahead->is_there = folioi_cuda_capture_of(call->stream, &p->ahead->capture);
     p->ahead->stored = run->step->decode_stores ? run->layer->k.base : NULL;
     p->ahead->format = call->layer.format;
     return FOLIO_OK;
+}
+
+/* The line that decodes, where it is all that a layer runs; else NULL. */
+static const folioi_cuda_line *only_decode(const folioi_cuda_plan *p, const folioi_cuda_use *use,
+                                           const folioi_cuda_layer *layer)
+{
+    const folioi_cuda_list *list = &p->lists[use->list];
+    if (list->now.prefills || list->now.decode_rows == 0) return NULL;
+    return folioi_cuda_pick(&use->decode, layer, &list->limits.sm, list->decode.max_rows);
 }
 
 static folio_status run(const folioi_call *call)
@@ -229,14 +284,19 @@ static folio_status run(const folioi_call *call)
         (folioi_cuda_rotations){call->rotation, call->tensors.positions, step.counts, step.seqs};
     const folioi_cuda_use *use = folioi_cuda_use_of(p, call->attention_index, call->type);
     step.decode_stores = call->stores && decode_stores(p, call, use, &layer);
+    folioi_cuda_noting noting = noting_of(p, call, &step);
     if (call->stores && !step.decode_stores)
-        TRY(store(call, folioi_cuda_at(p, cross ? p->cross_slots : p->slots), &layer.rotations));
+        TRY(store(call, folioi_cuda_at(p, cross ? p->cross_slots : p->slots), &layer.rotations,
+                  &noting));
     if (call->rotation.table != NULL) TRY(rotate_queries(call, &layer));
     folioi_cuda_run now = {&layer, &step, call->workspace, NULL, call->stream};
-    if (layer.rotations.rotation.table == NULL && use->list >= 0 &&
-        has_kernels(use, &p->lists[use->list], &layer))
-        return attend(p, call, use, &now);
-    return folioi_cuda_status(folioi_cuda_generic(&now, false), "kernel generic");
+    bool is_listed = layer.rotations.rotation.table == NULL && use->list >= 0 &&
+                     has_kernels(use, &p->lists[use->list], &layer);
+    if (is_listed) TRY(attend(p, call, use, &now, &noting));
+    else TRY(folioi_cuda_status(folioi_cuda_generic(&now, false), "kernel generic"));
+    if (noting.notes == NULL) return FOLIO_OK;
+    return note_rest(p, call, &layer, &step, &noting,
+                     is_listed ? only_decode(p, use, &layer) : NULL);
 }
 
 folio_status folioi_cuda_forward(const folioi_call *call)

@@ -41,6 +41,7 @@ static void lay_out(folioi_cuda_plan *p)
     p->staged_bytes = p->bytes;
     p->problems = take(p, d->max_seqs, sizeof(int32_t));
     p->num_checked = take(p, 1, sizeof(uint32_t));
+    if (notes_bad(p)) p->notes = take(p, 1, sizeof(folioi_cuda_notes));
     if (p->num_lists > 0)
         p->counters = take(p, FOLIOI_CUDA_WORKSPACES, p->lists[0].decode.counter_bytes);
     p->jobs = take(p, 2 * (int64_t)p->num_lists, sizeof(folioi_cuda_job));
@@ -49,6 +50,27 @@ static void lay_out(folioi_cuda_plan *p)
         if (list->limit.decode_rows > 0) list->schedule = take(p, 1, list->decode.schedule_bytes);
         if (list->limit.prefills) list->items = take(p, 1, list->prefill.list_bytes);
     }
+}
+
+/* No note, in device and in host memory. */
+static folio_status start_notes(folioi_cuda_plan *p)
+{
+    const folio_context *ctx = p->shape.ctx;
+    folioi_cuda_notes none = {.first = FOLIOI_BAD_NONE};
+    if (!notes_bad(p)) return FOLIO_OK;
+    TRY_CUDA(cudaMemcpy(folioi_cuda_at(p, p->notes), &none, sizeof none, cudaMemcpyHostToDevice),
+             "copying a plan");
+    TRY(ctx->backend->alloc(ctx, FOLIO_MEMORY_HOST, sizeof *p->bad, "a plan", (void **)&p->bad));
+    *p->bad = (folioi_cuda_bad){.key = FOLIOI_BAD_NONE};
+    return FOLIO_OK;
+}
+
+/* Behind all that an update has sent. */
+static folio_status begin_notes(const folioi_cuda_plan *p, cudaStream_t stream)
+{
+    if (!notes_bad(p)) return FOLIO_OK;
+    return folioi_cuda_status(folioi_cuda_begin_notes(folioi_cuda_at(p, p->notes), p->bad, stream),
+                              "kernel begin_notes");
 }
 
 static folio_status reserve(folioi_cuda_plan *p)
@@ -60,6 +82,7 @@ static folio_status reserve(folioi_cuda_plan *p)
     TRY_CUDA(cudaMemset(folioi_cuda_at(p, p->counters), 0, p->counters.bytes), "filling memory");
     TRY(b->alloc(ctx, FOLIO_MEMORY_HOST, sizeof *p->word, "a plan", (void **)&p->word));
     *p->word = 0;
+    TRY(start_notes(p));
     for (int i = 0; i < FOLIOI_CUDA_STAGES; i++) {
         TRY(b->alloc(ctx, FOLIO_MEMORY_HOST, p->staged_bytes, "a plan", (void **)&p->stage[i]));
         TRY_CUDA(cudaEventCreateWithFlags(&p->copied[i], cudaEventDisableTiming), "a plan's event");
@@ -124,6 +147,7 @@ void folioi_cuda_plan_destroy(const folioi_plan_shape *shape, void *state)
     const folioi_backend *b = shape->ctx->backend;
     b->free(shape->ctx, FOLIO_MEMORY_DEVICE, p->device, p->bytes);
     b->free(shape->ctx, FOLIO_MEMORY_HOST, p->word, sizeof *p->word);
+    b->free(shape->ctx, FOLIO_MEMORY_HOST, p->bad, sizeof *p->bad);
     for (int i = 0; i < FOLIOI_CUDA_STAGES; i++) {
         if (p->copied[i] != NULL) (void)cudaEventDestroy(p->copied[i]);
         b->free(shape->ctx, FOLIO_MEMORY_HOST, p->stage[i], p->staged_bytes);
@@ -250,6 +274,7 @@ folio_status folioi_cuda_plan_update(void *state, const folio_batch *batch, void
         status = folioi_cuda_status(folioi_cuda_schedule(folioi_cuda_at(p, p->jobs), p->num_jobs,
                                                          p->longest, NULL, NULL, stream),
                                     "kernel schedule");
+    if (status == FOLIO_OK) status = begin_notes(p, stream);
     p->may_pad = folioi_cuda_is_graph(p);
     folioi_cuda_leave(p->shape.ctx, before);
     return status;
@@ -328,6 +353,7 @@ folio_status folioi_cuda_plan_update_device(void *state, const folio_step *given
         status = folioi_cuda_status(folioi_cuda_schedule(folioi_cuda_at(p, p->jobs), p->num_jobs,
                                                          p->longest, &step, &report, stream),
                                     "kernel schedule");
+    if (status == FOLIO_OK) status = begin_notes(p, stream);
     folioi_cuda_leave(p->shape.ctx, before);
     return status;
 }
@@ -362,6 +388,32 @@ folio_status folioi_cuda_plan_status(const void *state, folio_plan_findings *out
     const char *why = problem < FOLIOI_STEP_NUM_PROBLEMS ? sentences[problem] : NULL;
     return folioi_core->fail(FOLIO_ERR_ARGUMENT, "seq %lld was emptied on the device: %s",
                              (long long)out->bad_seq, why != NULL ? why : "the reason is unknown");
+}
+
+/* The device may be writing it: then there is none yet. */
+void folioi_cuda_plan_bad_write(void *state, folio_plan_bad_write *out)
+{
+    const folioi_cuda_plan *p = state;
+    volatile folioi_cuda_bad *from = p->bad;
+    uint64_t version = __atomic_load_n(&from->version, __ATOMIC_ACQUIRE);
+    folioi_cuda_bad bad = {.key = from->key,
+                           .step = from->step,
+                           .seq = from->seq,
+                           .position = from->position,
+                           .layer = from->layer,
+                           .attention = from->attention};
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    if (version % 2 != 0 || from->version != version || bad.key == FOLIOI_BAD_NONE) return;
+    __atomic_store_n(&from->asked, version, __ATOMIC_RELEASE);
+    *out = (folio_plan_bad_write){.found = 1,
+                                  .layer = bad.layer,
+                                  .attention = bad.attention,
+                                  .type = (folio_attention_type)bad_key_type(bad.key),
+                                  .what = (folio_written)bad_key_what(bad.key),
+                                  .head = bad_key_head(bad.key),
+                                  .step = bad.step,
+                                  .seq = bad.seq,
+                                  .position = bad.position};
 }
 
 /* The first lines of what the step has; none if one is missing. */

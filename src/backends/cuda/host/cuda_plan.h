@@ -67,7 +67,7 @@ typedef struct folioi_cuda_ahead {
 typedef struct folioi_cuda_plan {
     folioi_plan_shape shape;
     folioi_cuda_place counts[FOLIO_NUM_ATTENTION_TYPES], seqs[FOLIO_NUM_ATTENTION_TYPES];
-    folioi_cuda_place blocks, cross_blocks, slots, cross_slots, jobs, problems, num_checked;
+    folioi_cuda_place blocks, cross_blocks, slots, cross_slots, jobs, problems, num_checked, notes;
     folioi_cuda_place
         counters; /* [FOLIOI_CUDA_WORKSPACES][counter_bytes]; zeros between forwards */
     size_t staged_bytes, bytes; /* the arena's beginning is copied from a stage */
@@ -78,6 +78,7 @@ typedef struct folioi_cuda_plan {
     int64_t num_seqs; /* of the last update, in stage[current]; -1: only the device knows */
     int64_t longest;  /* of its sequences, as decode_is_clustered has it */
     uint64_t *word;   /* in host memory: what the device found last; see folioi_cuda_report_word */
+    folioi_cuda_bad *bad;    /* in host memory: the first bad write; NULL: the plan notes none */
     folioi_cuda_list *lists; /* [num_attentions * FOLIO_NUM_ATTENTION_TYPES], num_lists used */
     folioi_cuda_use *uses;   /* [num_attentions][FOLIO_NUM_ATTENTION_TYPES] */
     int32_t num_lists, num_jobs;
@@ -99,6 +100,11 @@ static inline bool folioi_cuda_is_graph(const folioi_cuda_plan *p)
 static inline bool has_private_slots(const folioi_cuda_plan *p)
 {
     return (p->shape.desc.flags & FOLIO_PLAN_PRIVATE_SLOTS) != 0;
+}
+
+static inline bool notes_bad(const folioi_cuda_plan *p)
+{
+    return (p->shape.desc.flags & FOLIO_PLAN_NOTE_BAD) != 0;
 }
 
 static inline folioi_cuda_use *folioi_cuda_use_of(const folioi_cuda_plan *p, int32_t attention,

@@ -49,13 +49,14 @@ static folioi_cuda_moves moves_of(const folioi_kv_layer *layer, const folioi_kv_
 
 folio_status folioi_cuda_store(const folio_context *ctx, const folioi_kv_layer *layer,
                                const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
-                               const folioi_cuda_rotations *rotations, cudaStream_t stream)
+                               const folioi_cuda_rotations *rotations,
+                               const folioi_cuda_noting *noting, cudaStream_t stream)
 {
     folioi_cuda_moves moves = moves_of(layer, t, slots, num_slots);
     if (kv_last(layer->format) == FOLIOI_K) moves.kv[FOLIOI_V].rows.data = NULL;
     moves.rotations = *rotations;
     moves.overlaps = device_of(ctx)->sm.overlaps;
-    return folioi_cuda_status(folioi_cuda_store_rows(&moves, stream), "kernel store_rows");
+    return folioi_cuda_status(folioi_cuda_store_rows(&moves, noting, stream), "kernel store_rows");
 }
 
 static folio_status gather(const folio_context *ctx, const folioi_kv_layer *layer,
@@ -73,7 +74,7 @@ static folio_status store(const folio_context *ctx, const folioi_kv_layer *layer
                           cudaStream_t stream)
 {
     folioi_cuda_rotations rotations = {t->rotation, t->positions, NULL, NULL};
-    return folioi_cuda_store(ctx, layer, t, slots, num_slots, &rotations, stream);
+    return folioi_cuda_store(ctx, layer, t, slots, num_slots, &rotations, NULL, stream);
 }
 
 /* One of the two above with slots, and positions, that are still on the host. */

@@ -2,7 +2,7 @@
 #ifndef FOLIOI_CUDA_MOVE_H
 #define FOLIOI_CUDA_MOVE_H
 
-#include "backends/cuda/cuda_attend.h"
+#include "backends/cuda/note_bad.h"
 
 /** Rows of k or v, and the cache's side they go to or come from. */
 typedef struct folioi_cuda_move {
@@ -90,7 +90,9 @@ extern "C" {
 /** Do kernels that were built for this thread's device wait by themselves for those ahead of them? */
 bool folioi_cuda_can_overlap(void);
 
-cudaError_t folioi_cuda_store_rows(const folioi_cuda_moves *moves, cudaStream_t stream);
+/** noting NULL: no bad write is noted. */
+cudaError_t folioi_cuda_store_rows(const folioi_cuda_moves *moves, const folioi_cuda_noting *noting,
+                                   cudaStream_t stream);
 cudaError_t folioi_cuda_rotate_rows(const folioi_cuda_rotate_args *args, cudaStream_t stream);
 cudaError_t folioi_cuda_gather_rows(const folioi_cuda_moves *moves, cudaStream_t stream);
 cudaError_t folioi_cuda_move_blocks(const folioi_cuda_blocks *blocks, cudaStream_t stream);

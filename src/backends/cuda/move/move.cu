@@ -3,6 +3,7 @@
 #include "backends/cuda/instructions.h"
 #include "backends/cuda/move/cuda_move.h"
 #include "backends/cuda/move/rotate_pieces.h"
+#include "backends/cuda/noted.h"
 #include "backends/cuda/step/row_position.h"
 #include "backends/cuda/stored_rows.h"
 #include "backends/cuda/warp.h"
@@ -61,8 +62,38 @@ __device__ void rotate_into_cache(const folioi_cuda_move &m, const folioi_rotati
             [=](int32_t piece) { return (uint4 *)(ours + row_byte(paged, token, piece * 16)); });
 }
 
+struct plain_moves : folioi_cuda_moves {
+    static constexpr bool NOTES = false;
+};
+
+struct noted_moves : folioi_cuda_moves {
+    static constexpr bool NOTES = true;
+    folioi_cuda_noting noting;
+    float limit; /* what is infinite in the cache */
+};
+
+/* A row as it is given, and K rotated, before it is stored. */
+__device__ void note_row(const noted_moves &moves, const folioi_rotation &r, int64_t from,
+                         int64_t position, int64_t row, int64_t head)
+{
+    const folioi_cuda_move &m = moves.kv[blockIdx.y];
+    bool bad = false;
+    int lane = (int)threadIdx.x % WARP;
+    if (m.is_copy && r.table == nullptr && dtype_is_16_bit(m.dtype)) {
+        const uint4 *units = (const uint4 *)((const uint16_t *)m.rows.data + from);
+        for (int32_t i = lane; i < m.dims / 8; i += WARP)
+            bad |= is_bad_unit(units[i], m.dtype == FOLIO_BF16);
+    } else
+        for (int32_t d = lane; d < m.dims; d += WARP) {
+            float x = rotated_number(&r, m.rows.data, m.rows_dtype, from, d, position);
+            bad |= !(fabsf(x) < moves.limit);
+        }
+    if (__any_sync(ALL_LANES, bad) && lane == 0)
+        note_bad(moves.noting, (int)blockIdx.y, row, (int32_t)head);
+}
+
 /* Launched for K (y 0) and V (y 1). */
-__global__ void store_rows(const __grid_constant__ folioi_cuda_moves moves)
+template <class M> __global__ void store_rows(const __grid_constant__ M moves)
 {
     let_next_begin();
     const folioi_cuda_move &m = moves.kv[blockIdx.y];
@@ -76,6 +107,7 @@ __global__ void store_rows(const __grid_constant__ folioi_cuda_moves moves)
     folioi_rotation r = moves.rotations.rotation;
     if (blockIdx.y != 0) r.table = nullptr; /* V stays as it is */
     int64_t position = r.table != nullptr ? row_position(moves.rotations, row) : 0;
+    if constexpr (M::NOTES) note_row(moves, r, from, position, row, head);
     if (m.is_copy) {
         if (r.table == nullptr) copy_row(m, from, to, (int32_t)token, true);
         else rotate_into_cache(m, r, from, position, to, (int32_t)token);
@@ -294,15 +326,25 @@ static dim3 grid_of(const folioi_cuda_moves *m)
 bool folioi_cuda_can_overlap(void)
 {
     cudaFuncAttributes f = {};
-    if (cudaFuncGetAttributes(&f, store_rows) != cudaSuccess) (void)cudaGetLastError();
+    if (cudaFuncGetAttributes(&f, store_rows<plain_moves>) != cudaSuccess) (void)cudaGetLastError();
     return f.ptxVersion >= 90 && f.binaryVersion >= 90;
 }
 
-cudaError_t folioi_cuda_store_rows(const folioi_cuda_moves *moves, cudaStream_t stream)
+cudaError_t folioi_cuda_store_rows(const folioi_cuda_moves *moves, const folioi_cuda_noting *noting,
+                                   cudaStream_t stream)
 {
     if (moves->num_slots == 0) return cudaSuccess;
     launch_shape shape = {grid_of(moves), THREADS, 0, 0, moves->overlaps != 0};
-    return launch_kernel(store_rows, shape, *moves, stream);
+    if (noting == nullptr) {
+        plain_moves plain = {};
+        static_cast<folioi_cuda_moves &>(plain) = *moves;
+        return launch_kernel(store_rows<plain_moves>, shape, plain, stream);
+    }
+    noted_moves noted = {};
+    static_cast<folioi_cuda_moves &>(noted) = *moves;
+    noted.noting = *noting;
+    noted.limit = folioi_cuda_limit(moves->kv[0].dtype);
+    return launch_kernel(store_rows<noted_moves>, shape, noted, stream);
 }
 
 cudaError_t folioi_cuda_rotate_rows(const folioi_cuda_rotate_args *t, cudaStream_t stream)
