@@ -36,7 +36,6 @@ from .pool import Pool, Sequence
 __all__ = [
     "ArgumentError", "Attention", "BackendInfo", "BadWrite", "Batch", "Context", "DeviceArray", "DeviceError",
     "Error", "FullError", "InternalError", "KVCache", "KernelInfo", "OutOfMemoryError", "Passport", "Plan", "Pool",
-    "Rotary",
-    "Sequence", "Shape", "StoreError", "TooLargeError", "UnsupportedError", "attend", "backend_info", "backends",
-    "cache_shape", "default_context", "merge_states", "__version__",
+    "Rotary", "Sequence", "Shape", "StoreError", "TooLargeError", "UnsupportedError", "attend", "backend_info",
+    "backends", "cache_shape", "default_context", "merge_states", "__version__",
 ]
