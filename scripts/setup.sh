@@ -1,14 +1,19 @@
 #!/bin/sh
-# usage: setup.sh [--full]
-# What the build needs: a C compiler that works, xxHash's header and CMake 3.22; with --full also what
-# test-full needs: a compiler for aarch64 and qemu-user, and what tests can do without: Chromium and Python. Says
-# nothing where all are there. Where one is missing, says so and installs it through apt-get, if that is allowed
-# without asking; otherwise, and with SETUP=no, says what to install, and fails, but for what tests can do without.
+# usage: setup.sh [--full | --fuzz]
+# What the build needs: a C compiler that works, xxHash's header and CMake 3.22; with --full also what test-full needs: a
+# compiler for aarch64 and qemu-user, and what tests can do without: Chromium, Python and clang with its sanitizers; with
+# --fuzz of these only clang. Says nothing where all are there. Where one is missing, says so and installs it through
+# apt-get, if that is allowed without asking; otherwise, and with SETUP=no, says what to install, and fails, but for what
+# tests can do without.
 set -eu
 
 min_minor=22
 full=
-[ "${1:-}" != --full ] || full=yes
+fuzz=
+case ${1:-} in
+    --full) full=yes && fuzz=yes ;;
+    --fuzz) fuzz=yes ;;
+esac
 
 compiles() { # <compiler, perhaps with options>
     $1 "$dir/a.c" -o "$dir/a" -lm -lpthread 2> /dev/null
@@ -56,8 +61,14 @@ missing() {
 # Without these a test says so, and is not counted.
 wanted() {
     wishes=
+    # A version of clang has its sanitizers and libFuzzer in a package of their own.
+    if [ -n "$fuzz" ] && ! CC="clang -fsanitize=address" compiler_works math.h; then
+        version=$(clang -dumpversion 2> /dev/null | cut -d. -f1)
+        wishes="clang libclang-rt-${version:-14}-dev"
+    fi
     [ -n "$full" ] || return 0
-    { command -v chromium || command -v chromium-browser || command -v google-chrome; } > /dev/null || wishes=chromium
+    { command -v chromium || command -v chromium-browser || command -v google-chrome; } > /dev/null ||
+        wishes="$wishes chromium"
     command -v python3 > /dev/null || wishes="$wishes python3"
 }
 
