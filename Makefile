@@ -1,7 +1,7 @@
 # A thin front for people who type make. CMakeLists.txt describes the build.
 .DEFAULT_GOAL := all
 .NOTPARALLEL:
-.PHONY: help all run test test-full test-long test-python test-vllm test-gpu limits fuzz mutate format cuda clean install
+.PHONY: help all run test test-full test-long test-python test-vllm test-gpu limits fuzz coverage mutate format cuda clean install
 
 PREFIX ?= /usr/local
 
@@ -56,6 +56,10 @@ limits: ## a table of 1,000,000 blocks, 100,000 sequences, 2^20 tokens, 10,000,0
 fuzz: ## run the fuzz targets of tests/fuzz (needs clang; FUZZ_SECONDS=600 for each; TARGETS="pool store": only these)
 	@sh scripts/setup.sh --fuzz
 	@sh scripts/fuzz.sh $(TARGETS)
+
+coverage: ## lines and branches of src that the quick suites run, and the error sentences that they never get
+	@sh scripts/setup.sh
+	@sh scripts/coverage.sh
 
 mutate: ## break one line at a time; the tests must fail each time
 	@sh scripts/setup.sh
