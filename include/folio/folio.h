@@ -347,7 +347,8 @@ typedef struct folio_attention folio_attention;
 typedef struct folio_attention_desc {
     size_t struct_size;
     int32_t num_heads;        /* query heads, 1..65536                                             */
-    int32_t num_kv_heads;     /* divides num_heads; 0: num_heads                                   */
+    int32_t num_kv_heads;     /* divides num_heads; 0: num_heads. (What folio_attend can take from */
+                              /* its cache, it takes from there.)                                  */
     int32_t k_head_size;      /* of q and k: a multiple of 8, up to the backend's max_head_size    */
     int32_t v_head_size;      /* of v and out; 0: k_head_size                                      */
     folio_dtype dtype;        /* of q and out: F32, F16, BF16                                      */
@@ -929,9 +930,9 @@ typedef struct folio_table {
 typedef struct folio_step {
     size_t struct_size;
     int64_t num_seqs;
-    int64_t num_query_tokens;  /* rows of q. 0: query_start's last entry; without query_start       */
-                               /* num_seqs, which are decodes; in folio_attend q.tokens. On a device */
-                               /* 0 is num_seqs, and graph plans take their limit                  */
+    int64_t num_query_tokens;  /* rows of q. 0: query_start's last entry, or without query_start    */
+                               /* one row per sequence. folio_attend: q.tokens. On a device:        */
+                               /* num_seqs, and in graph plans their limit                         */
     int32_t on_device;         /* 1: all arrays lie in the device's memory                         */
     folio_causality causality_default; /* of all sequences, where `causality` is NULL              */
     const int32_t *query_start; /* [num_seqs + 1] first row of each sequence, then all rows; starts */
@@ -1090,7 +1091,7 @@ typedef struct folio_plan_desc {
                                  /* are not, they must equal its own. Not kept. NULL: none         */
     const folio_kv_cache *cross_cache; /* the same for block_size and cross_num_blocks             */
     int64_t num_blocks; /* block numbers stay below it, slots below it times block_size; 0: that   */
-                        /* of `cache`. Without a cache: 0                                          */
+                        /* of `cache`. A plan that runs without a cache leaves both 0              */
     int64_t cross_num_blocks; /* the same for cross block tables; 0: cross_cache's, or num_blocks  */
     int64_t max_seqs;           /* 0: see above                                                    */
     int64_t max_query_tokens;   /* sum query_len in one step, padding included                     */

@@ -332,7 +332,7 @@ FOLIO_API folio_status folio_sequence_get_info(const folio_sequence *sequence,
  * empty. Every group must have the prefix; a windowed group needs only the blocks that the next token
  * can see.
  * *matched (may be NULL) is the prefix's length in tokens, which becomes the sequence's len and
- * committed_len. An engine that needs the output of the prompt's last token leaves that token out.
+ * committed_len. To get an output for a prompt's last token, leave that token out: it is then computed.
  * The sequence holds the matched blocks from then on, also if the next reserve is rejected:
  * folio_sequence_truncate to 0, or destroy, gives them back.
  *
@@ -408,8 +408,8 @@ FOLIO_API folio_status folio_sequence_get_table(const folio_sequence *sequence, 
  * Append sequences to a batch of one group. query_len is the number of tokens that are reserved but
  * not committed; if it is 0, the sequence has no rows. seq_len is len, the block table is the
  * group's; encoder tokens and their blocks come along. Each sequence must be resident and have a
- * token. The batch has the pool's block size. No entry may be NULL: folio_batch_add adds padding. On
- * error the batch keeps what it had before.
+ * token. The batch has the pool's block size. No entry may be NULL (folio_batch_add adds
+ * padding), and no sequence may stand in the batch twice. On error the batch keeps what it had before.
  *
  * All sequences of a batch are of one pool and one group, until folio_batch_clear. Sequences of
  * folio_batch_add, padding aside, need another batch; a mix is rejected. If the group has a

@@ -76,7 +76,8 @@ typedef struct folio_vllm06_backend {
     const int32_t *supported_head_sizes, *supported_block_sizes;
     int32_t num_supported_head_sizes, num_supported_block_sizes;
     folio_layout layout;   /* of a cache: XPACKED, XPACKED_1 or HND */
-    int32_t mixes;         /* 1: prompts and decodes in one step, so that views are always slices */
+    int32_t mixes;         /* 1: prefill_metadata and decode_metadata always make slices; 0: of a */
+                           /* step of one kind they give the step itself                          */
     int32_t bare_prompts;  /* 1: with compat prompts have no slopes, window or biases, decodes no */
                            /* soft cap */
     int32_t prefix_scale;  /* 1: with compat, prompts ignore scale if the step has block tables */
@@ -111,14 +112,17 @@ typedef struct folio_vllm06_bias {
  * cached already. Decodes have no new encoder tokens; in a step of decodes only, it is 0 or the sum of
  * their encoder_seq_lens, as in vLLM.
  *
- * make_metadata rejects negative counts, lengths and strides; prompts whose context and new tokens do
- * not add up to seq_len; prompts whose new tokens together are not num_prefill_tokens; decodes that
- * have more or fewer than one new token by query_start_loc, or a context below seq_len - 1; running
- * sums that do not match the lengths; lengths that differ from their tensor; any other
- * num_encoder_tokens; tables with rows and a stride of 0; without chunked_prefill, rows of
- * prefill_block_tables that differ from those of block_tables; is_prompt together with decodes. It
- * compares no other fields: maxima may be too
- * large, and forward checks slots and blocks.
+ * make_metadata rejects
+ *   - negative counts, lengths and strides; tables with rows and a stride of 0
+ *   - prompts whose context and new tokens do not add up to seq_len, or whose new tokens together are
+ *     not num_prefill_tokens
+ *   - decodes that have more or fewer than one new token by query_start_loc, or a context below
+ *     seq_len - 1
+ *   - running sums that do not match the lengths; lengths that differ from their tensor
+ *   - any other num_encoder_tokens
+ *   - without chunked_prefill, rows of prefill_block_tables that differ from those of block_tables
+ *   - is_prompt together with decodes
+ * It compares no other fields. Maxima may be too large. forward checks slots and blocks.
  *
  * Except with chunked_prefill, seq_lens and seq_lens_tensor have the same values, and one of them is
  * enough for every attention type. Encoder and cross attention also need both encoder_seq_lens and
@@ -157,8 +161,8 @@ typedef struct folio_vllm06_metadata_fields {
     const int32_t *block_tables;        /* [num_seqs][block_tables_stride]; NULL: none */
     int64_t block_tables_stride;
     int32_t use_cuda_graph; /* decodes padded to a fixed batch                                    */
-    int32_t is_prompt;      /* all sequences are prompts; rejected if there are decodes.          */
-                            /* 0 is treated as 1 if there are prompts and no decodes              */
+    int32_t is_prompt;      /* set to 1 by the library if there are prompts and no decodes; 1     */
+                            /* with decodes is rejected                                           */
     /* encoder and cross attention */
     const int32_t *encoder_seq_lens;        /* [num_seqs] */
     const int32_t *encoder_seq_lens_tensor; /* [num_seqs] */
@@ -273,8 +277,7 @@ FOLIO_API folio_status folio_vllm06_make_sliding_window_bias(int64_t seq_len, in
 typedef struct folio_vllm06_kv_cache {
     void *key_cache;   /* aligned to its dtype */
     void *value_cache; /* NULL: V follows K in the same allocation */
-    size_t bytes;      /* at key_cache: of K and V if value_cache is NULL, else of K; value_cache */
-                       /* then has as many                                                     */
+    size_t bytes;      /* value_cache NULL: of K and V together; else of each */
     folio_dtype dtype;
     int32_t block_size, num_kv_heads, head_size;
     int64_t num_blocks;
@@ -547,8 +550,8 @@ typedef struct folio_vllm06_paged_attention_args {
     int32_t x;              /* of the cache: 16 / bytes of one number (0), or 1 */
 } folio_vllm06_paged_attention_args;
 
-/** One token per sequence over its paged K and V, in one pass. The state keeps the plan: it is made
- * anew where lengths or block tables are not those of the call before. */
+/** One token per sequence over its paged K and V, in one pass. The state keeps a plan for
+ * each geometry, and updates it where lengths, tables or stream are not those of the call before. */
 FOLIO_API folio_status folio_vllm06_paged_attention_v1(
     folio_vllm06_state *state, const folio_vllm06_paged_attention_args *args,
     const folio_vllm06_kv_cache *cache, const folio_run *run);

@@ -181,7 +181,8 @@ static folio_status check_table(const int32_t *table, int64_t num, int64_t len, 
                                 int32_t block_size, const char *name, long long i)
 {
     if (table == NULL) {
-        REQUIRE(num == 0, "seq %lld: %s is NULL, but its count is %lld", i, name, (long long)num);
+        REQUIRE(num == 0, "seq %lld: %s is NULL, but its number of blocks is %lld", i, name,
+                (long long)num);
         return FOLIO_OK;
     }
     REQUIRE_ALIGNED(table, "seq %lld: %s", i, name);

@@ -61,6 +61,15 @@ void folio_vllm06_builder_destroy(folio_vllm06_builder *b)
     folio_vllm06_state_destroy(state);
 }
 
+static folio_status check_table(const char *name, const int32_t *table, int64_t num, long long i)
+{
+    REQUIRE(num >= 0 && num <= INT32_MAX, "sequence %lld: num_%ss is %lld, outside [0, 2147483647]",
+            i, name, (long long)num);
+    REQUIRE(num == 0 || table != NULL, "sequence %lld: %s_table is NULL, but num_%ss is %lld", i,
+            name, name, (long long)num);
+    return FOLIO_OK;
+}
+
 static folio_status check_seq(const folio_vllm06_builder *b, const folio_vllm06_seq *s)
 {
     long long i = b->num_entries;
@@ -79,11 +88,8 @@ static folio_status check_seq(const folio_vllm06_builder *b, const folio_vllm06_
             (long long)s->token_len);
     REQUIRE(!s->is_prompt || i == 0 || entries[i - 1].is_prompt,
             "sequence %lld is a prompt after a decode; prompts come first", i);
-    REQUIRE(s->num_blocks >= 0 && s->num_blocks <= INT32_MAX && s->num_cross_blocks >= 0 &&
-                s->num_cross_blocks <= INT32_MAX &&
-                (s->num_blocks == 0 || s->block_table != NULL) &&
-                (s->num_cross_blocks == 0 || s->cross_block_table != NULL),
-            "sequence %lld: a block table is NULL or its count is outside [0, 2147483647]", i);
+    TRY(check_table("block", s->block_table, s->num_blocks, i));
+    TRY(check_table("cross_block", s->cross_block_table, s->num_cross_blocks, i));
     REQUIRE(!s->encoder_is_new || s->is_prompt,
             "sequence %lld is a decode; its encoder cannot be new", i);
     REQUIRE(s->num_blocks == 0 || s->num_blocks * block_size >= total,

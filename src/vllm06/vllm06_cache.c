@@ -27,6 +27,7 @@ folio_status folioi_vllm06_check_cache(const folio_vllm06_kv_cache *c, const cha
     REQUIRE(c != NULL, "%s is NULL", name);
     REQUIRE(c->key_cache != NULL, "%s: key_cache is NULL", name);
     int64_t elem = (int64_t)folio_dtype_size(c->dtype), elements = 0;
+    REQUIRE(c->dtype != 0, "%s: dtype is 0; it must be given", name);
     REQUIRE(elem > 0, "%s: dtype %d is unknown", name, (int)c->dtype);
     TRY(folioi_vllm06_check_sizes(c->num_blocks, c->block_size, c->num_kv_heads, c->head_size, name,
                                   &elements));

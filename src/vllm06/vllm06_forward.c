@@ -129,8 +129,10 @@ static folio_status table_of(layer *l, folioi_vllm06_rows blocks, int64_t i, int
 {
     int64_t n = ceil_div(len, l->block_size), given = min_i64(blocks.stride, n);
     REQUIRE(cached <= 0 || given >= ceil_div(cached, l->block_size),
-            "sequence %lld: %lld tokens are cached, its block table has %lld blocks of %d",
-            (long long)i, (long long)cached, (long long)given, l->block_size);
+            "sequence %lld: its block table has %lld blocks of %d, its %lld "
+            "cached tokens need %lld",
+            (long long)i, (long long)given, l->block_size, (long long)cached,
+            (long long)ceil_div(cached, l->block_size));
     TRY(folioi_array_reserve(&l->ctx->allocator, &l->table, max_i64(n, 1) * 4, "a block table"));
     int32_t *table = l->table.data;
     for (int64_t k = 0; k < n; k++) table[k] = k * l->block_size < cached ? blocks.row[k] : 0;

@@ -75,8 +75,8 @@ static folio_status check_paged(const paged *p)
                 entries <= INT64_MAX / 16,
             "%lld sequences x max_num_blocks_per_seq %lld exceed the largest size",
             (long long)a->num_seqs, (long long)a->max_num_blocks_per_seq);
-    REQUIRE(a->num_seqs == 0 || (a->seq_lens != NULL && a->block_tables != NULL),
-            "seq_lens or block_tables is NULL");
+    REQUIRE(a->num_seqs == 0 || a->seq_lens != NULL, "paged_attention: seq_lens is NULL");
+    REQUIRE(a->num_seqs == 0 || a->block_tables != NULL, "paged_attention: block_tables is NULL");
     for (int64_t i = 0; i < a->num_seqs; i++)
         REQUIRE(a->seq_lens[i] >= 0 && a->seq_lens[i] <= a->max_seq_len,
                 "seq_lens[%lld] = %d is outside [0, max_seq_len = %lld]", (long long)i,

@@ -213,7 +213,8 @@ folio_status folio_vllm06_make_impl(folio_vllm06_state *state, const folio_vllm0
                    .window_left = d.sliding_window > 0 ? d.sliding_window - 1 : 0, );
     REQUIRE(d.num_kv_heads >= 0, "num_kv_heads is %d; it must be at least 0", d.num_kv_heads);
     REQUIRE(d.compat == 0 || d.compat == 1, "compat is %d, neither 0 nor 1", d.compat);
-    REQUIRE(a.kv_dtype != 0 || d.dtype == 0, "kv_cache_dtype \"%s\" is unknown",
+    REQUIRE(a.kv_dtype != 0 || d.dtype == 0,
+            "kv_cache_dtype \"%s\" is unknown; there are auto, fp8, fp8_e4m3 and fp8_e5m2",
             d.kv_cache_dtype != NULL ? d.kv_cache_dtype : "auto");
     for (int32_t h = 0; d.alibi_slopes != NULL && h < d.num_heads; h++)
         REQUIRE(isfinite(d.alibi_slopes[h]), "alibi_slopes[%d] is %g; it must be finite", h,

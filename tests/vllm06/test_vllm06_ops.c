@@ -99,7 +99,7 @@ OPS_TEST(reshape_and_cache_errors)
     BAD_STORE(a.dtype = FOLIO_FP8_E4M3, "fp8_e4m3");
     BAD_STORE(a.x = 8, "x is 8");
     BAD_STORE(a.struct_size = 0, "struct_size");
-    BAD_STORE((c.dtype = (folio_dtype)0, a.x = 1), "dtype 0 is unknown");
+    BAD_STORE((c.dtype = (folio_dtype)0, a.x = 1), "dtype is 0");
     BAD_STORE(c.value_cache = NULL, "K and V in one allocation");
     BAD_STORE(c.head_size = 30, "30");
     BAD_STORE(a.k_scale = -1.0f, "k_scale is -1");

@@ -98,22 +98,23 @@ static void bad_entries(v06 *r)
         const call *c;
         int array, at, value;
         const char *words;
-    } cases[] = {{&calls[0], SLOTS, 3, BEYOND, "slot"},
-                 {&calls[0], SLOTS, 3, -2, "slot"}, /* no padding, as in the originals */
-                 {&calls[2], SLOTS, 0, BEYOND, "slot"},
-                 {&calls[2], SLOTS, 1, -2, "slot"},
-                 {&calls[6], CROSS_SLOTS, 3, BEYOND, "slots[3]|outside [-1,"},
-                 {&calls[6], CROSS_SLOTS, 3, -2, "slots[3]|outside [-1,"},
-                 {&calls[2], TABLES, 1, BEYOND, "block_table"},
-                 {&calls[2], TABLES, 1, -1, "block_table"},
-                 {&calls[2], STRIDE, 0, 1, "block table has 1 blocks"},
-                 {&chunks, TABLES, 1, BEYOND, "block_table[1]"},
-                 {&chunks, TABLES, 1, -1, "block_table[1]"},
-                 {&chunks, STRIDE, 0, 1, "13 tokens are cached|1 blocks of 8"},
-                 {&cross, CROSS_TABLES, 1, BEYOND, "cross_block_table"},
-                 {&cross, CROSS_TABLES, 1, -1, "cross_block_table"},
-                 {&cross, CROSS_STRIDE, 0, 1, "11 tokens|block table has 1 blocks of 8"},
-                 {&cached, CROSS_TABLES, 0, BEYOND, "cross_block_table"}};
+    } cases[] = {
+        {&calls[0], SLOTS, 3, BEYOND, "slot"},
+        {&calls[0], SLOTS, 3, -2, "slot"}, /* no padding, as in the originals */
+        {&calls[2], SLOTS, 0, BEYOND, "slot"},
+        {&calls[2], SLOTS, 1, -2, "slot"},
+        {&calls[6], CROSS_SLOTS, 3, BEYOND, "slots[3]|outside [-1,"},
+        {&calls[6], CROSS_SLOTS, 3, -2, "slots[3]|outside [-1,"},
+        {&calls[2], TABLES, 1, BEYOND, "block_table"},
+        {&calls[2], TABLES, 1, -1, "block_table"},
+        {&calls[2], STRIDE, 0, 1, "block table has 1 blocks"},
+        {&chunks, TABLES, 1, BEYOND, "block_table[1]"},
+        {&chunks, TABLES, 1, -1, "block_table[1]"},
+        {&chunks, STRIDE, 0, 1, "1 blocks of 8|13 cached tokens need 2"},
+        {&cross, CROSS_TABLES, 1, BEYOND, "cross_block_table"},
+        {&cross, CROSS_TABLES, 1, -1, "cross_block_table"},
+        {&cross, CROSS_STRIDE, 0, 1, "11 cached tokens need 2|block table has 1 blocks of 8"},
+        {&cached, CROSS_TABLES, 0, BEYOND, "cross_block_table"}};
     for (int i = 0; i < COUNT_OF(cases); i++) {
         int array = cases[i].array, at = cases[i].at;
         fields_of(r, cases[i].c);
