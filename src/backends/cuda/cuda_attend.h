@@ -11,14 +11,14 @@
 #include <cuda_runtime_api.h>
 
 /** Kernels whose attributes a context has set: setting them takes longer than a launch. Filled by any thread. */
-typedef struct folioi_cuda_ready folioi_cuda_ready;
+typedef struct folioi_cuda_prepared folioi_cuda_prepared;
 
 /** Multiprocessors of a device, and the shared memory of one and of one block. */
 typedef struct folioi_cuda_sm {
     int32_t count, shared_bytes, shared_of_block;
     int16_t capability; /* 90 is 9.0 */
     int16_t overlaps;   /* kernels may begin before those ahead of them have ended: see launch.h */
-    folioi_cuda_ready *ready;
+    folioi_cuda_prepared *ready;
     void *describe_tensor; /* the driver's cuTensorMapEncodeTiled; NULL: it has none */
 } folioi_cuda_sm;
 
@@ -193,36 +193,36 @@ typedef struct folioi_cuda_limits {
 } folioi_cuda_limits;
 
 /** Lines of one family that take an attention, in the list's order; the last is flexible. NULL: no more. */
-enum { FOLIOI_CUDA_CHAIN = 4 };
-typedef struct folioi_cuda_chain {
-    const folioi_cuda_line *lines[FOLIOI_CUDA_CHAIN];
-} folioi_cuda_chain;
+enum { FOLIOI_CUDA_MOST_LINES = 4 };
+typedef struct folioi_cuda_choice {
+    const folioi_cuda_line *lines[FOLIOI_CUDA_MOST_LINES];
+} folioi_cuda_choice;
 
 /** The first of them that takes a layer; NULL: none does. */
-static inline const folioi_cuda_line *folioi_cuda_pick(const folioi_cuda_chain *chain,
+static inline const folioi_cuda_line *folioi_cuda_pick(const folioi_cuda_choice *choice,
                                                        const folioi_cuda_layer *layer,
                                                        const folioi_cuda_sm *sm, int32_t rows)
 {
-    for (int i = 0; i < FOLIOI_CUDA_CHAIN && chain->lines[i] != NULL; i++)
-        if (folioi_cuda_line_matches(chain->lines[i], layer, sm, rows)) return chain->lines[i];
+    for (int i = 0; i < FOLIOI_CUDA_MOST_LINES && choice->lines[i] != NULL; i++)
+        if (folioi_cuda_line_matches(choice->lines[i], layer, sm, rows)) return choice->lines[i];
     return NULL;
 }
 
-/** The chain for layers like this one, from a family's lines by number. Its last place is for a flexible line. */
-static inline folioi_cuda_chain folioi_cuda_choose(const folioi_cuda_line *(*family)(int32_t n),
-                                                   const folioi_cuda_layer *prototype,
-                                                   const folioi_cuda_sm *sm, int32_t rows)
+/** The choice for layers like this one, from a family's lines by number. Its last place is for a flexible line. */
+static inline folioi_cuda_choice folioi_cuda_choose(const folioi_cuda_line *(*family)(int32_t n),
+                                                    const folioi_cuda_layer *prototype,
+                                                    const folioi_cuda_sm *sm, int32_t rows)
 {
-    folioi_cuda_chain chain = {{NULL, NULL, NULL}};
+    folioi_cuda_choice choice = {{NULL}};
     const folioi_cuda_line *line;
     int count = 0;
     for (int32_t n = 0; (line = family(n)) != NULL; n++) {
         if (!folioi_cuda_line_matches(line, prototype, sm, rows)) continue;
-        if (!line->is_flexible && count == FOLIOI_CUDA_CHAIN - 1) continue;
-        chain.lines[count++] = line;
+        if (!line->is_flexible && count == FOLIOI_CUDA_MOST_LINES - 1) continue;
+        choice.lines[count++] = line;
         if (line->is_flexible) break;
     }
-    return chain;
+    return choice;
 }
 
 #if defined(__cplusplus)
@@ -230,7 +230,7 @@ extern "C" {
 #endif
 
 /** Once for each kernel: it may take shared_bytes of dynamic shared memory. prefer_shared: and as little L1 as can be. */
-cudaError_t folioi_cuda_prepare(folioi_cuda_ready *ready, const void *kernel, int shared_bytes,
+cudaError_t folioi_cuda_prepare(folioi_cuda_prepared *ready, const void *kernel, int shared_bytes,
                                 bool prefer_shared);
 
 /** Any type, layout and option, in double precision: the device's own measure of right. only_padding: zeros to rows of

@@ -415,9 +415,9 @@ static bool has_empty_rows(const problem *p, const folioi_cuda_prefill_plan *pla
 static void run(problem *p, folioi_cuda_prefill_plan *plan)
 {
     folioi_cuda_limits limits = limits_of(p);
-    folioi_cuda_chain chain =
+    folioi_cuda_choice choice =
         folioi_cuda_choose(folioi_cuda_prefill_line, &limits.prototype, &p->sm, 0);
-    if (chain.lines[0] != &p->line->line) return fail("the plan chooses another kernel");
+    if (choice.lines[0] != &p->line->line) return fail("the plan chooses another kernel");
     folioi_cuda_prefill_init(plan, &limits);
     std::vector<folioi_prefill_item> list((size_t)plan->room.items + 1);
     plan->list = (char *)list.data() + sizeof list[0] - sizeof(folioi_prefill_head);

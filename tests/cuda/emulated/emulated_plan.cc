@@ -11,7 +11,7 @@
 const folioi_prefill_line folioi_prefill_fixed[] = {{}}, folioi_prefill_bytes[] = {{}},
                           folioi_prefill_flexible[] = {{}};
 
-cudaError_t folioi_cuda_prepare(folioi_cuda_ready *, const void *, int, bool)
+cudaError_t folioi_cuda_prepare(folioi_cuda_prepared *, const void *, int, bool)
 {
     return cudaSuccess;
 }

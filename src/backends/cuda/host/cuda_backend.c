@@ -220,7 +220,7 @@ static void close_device(folio_context *ctx)
 }
 
 /* Two threads may prepare one kernel at once, both with the same attributes. */
-cudaError_t folioi_cuda_prepare(folioi_cuda_ready *ready, const void *kernel, int shared_bytes,
+cudaError_t folioi_cuda_prepare(folioi_cuda_prepared *ready, const void *kernel, int shared_bytes,
                                 bool prefer_shared)
 {
     int at = 0;

@@ -14,7 +14,7 @@ extern const folioi_cuda_core *folioi_core;
 /** More kernels than there are; those past them are prepared for every launch. */
 #define FOLIOI_CUDA_MAX_READY 192
 
-struct folioi_cuda_ready {
+struct folioi_cuda_prepared {
     _Atomic(const void *) kernels[FOLIOI_CUDA_MAX_READY]; /* NULL past the last */
 };
 
@@ -22,7 +22,7 @@ struct folioi_cuda_ready {
 typedef struct folioi_cuda_device {
     int number;
     folioi_cuda_sm sm;
-    folioi_cuda_ready ready;
+    folioi_cuda_prepared ready;
     char name[256];
 } folioi_cuda_device;
 

@@ -197,11 +197,11 @@ static bool decode_stores(const folioi_cuda_plan *p, const folioi_call *call,
         folioi_cuda_pick(&use->decode, layer, &list->limits.sm, list->decode.max_rows), layer);
 }
 
-/* The number of the chain's line that takes a layer, from 1 on. */
-static int number_of(const folioi_cuda_chain *chain, const folioi_cuda_line *line)
+/* The number of the choice's line that takes a layer, from 1 on. */
+static int number_of(const folioi_cuda_choice *choice, const folioi_cuda_line *line)
 {
     int i = 0;
-    while (chain->lines[i] != line) i++;
+    while (choice->lines[i] != line) i++;
     return i + 1;
 }
 
@@ -225,12 +225,12 @@ folioi_cuda_picks folioi_cuda_picks_of(const folioi_cuda_plan *p, const folioi_c
     return picks;
 }
 
-static cudaError_t attend_prefills(const folioi_cuda_chain *chain, const folioi_cuda_run *run,
+static cudaError_t attend_prefills(const folioi_cuda_choice *choice, const folioi_cuda_run *run,
                                    const folioi_cuda_list *list)
 {
     cudaError_t error = cudaErrorNotSupported;
-    for (int i = 0; i < FOLIOI_CUDA_CHAIN && error == cudaErrorNotSupported; i++) {
-        const folioi_prefill_line *line = (const void *)chain->lines[i];
+    for (int i = 0; i < FOLIOI_CUDA_MOST_LINES && error == cudaErrorNotSupported; i++) {
+        const folioi_prefill_line *line = (const void *)choice->lines[i];
         if (line != NULL && folioi_cuda_line_matches(&line->line, run->layer, &list->limits.sm, 0))
             error = line->launch(line, run, &list->prefill, &list->now.whole);
     }

@@ -55,11 +55,11 @@ static void add_name(char *names, size_t size, const char *name)
 static void name_fallbacks(const folioi_cuda_use *use, bool prefills, bool decodes, char *names,
                            size_t size)
 {
-    const folioi_cuda_chain *const chains[] = {prefills ? &use->prefill : NULL,
-                                               decodes ? &use->decode : NULL};
+    const folioi_cuda_choice *const choices[] = {prefills ? &use->prefill : NULL,
+                                                 decodes ? &use->decode : NULL};
     for (int f = 0; f < 2; f++)
-        for (int i = 1; chains[f] != NULL && i < FOLIOI_CUDA_CHAIN; i++)
-            if (chains[f]->lines[i] != NULL) add_name(names, size, chains[f]->lines[i]->name);
+        for (int i = 1; choices[f] != NULL && i < FOLIOI_CUDA_MOST_LINES; i++)
+            if (choices[f]->lines[i] != NULL) add_name(names, size, choices[f]->lines[i]->name);
     add_name(names, size, "generic");
 }
 

@@ -38,17 +38,17 @@ typedef struct folioi_cuda_list {
     folioi_cuda_work limit, now; /* within the plan's limits; in the step at hand */
 } folioi_cuda_list;
 
-/** Lines of a chain by number, from 1 on, for the prefills and for the decodes of a step; 0: it has none. Both 0: the
+/** Lines of a choice by number, from 1 on, for the prefills and for the decodes of a step; 0: it has none. Both 0: the
  * generic kernel. */
 typedef struct folioi_cuda_picks {
     int prefill, decode;
 } folioi_cuda_picks;
 
 /** One attention as one type: its work list, its kernels and their names. */
-enum { FOLIOI_CUDA_PICKS = FOLIOI_CUDA_CHAIN + 1 };
+enum { FOLIOI_CUDA_PICKS = FOLIOI_CUDA_MOST_LINES + 1 };
 typedef struct folioi_cuda_use {
     int32_t list; /* -1: none, and the generic kernel computes it */
-    folioi_cuda_chain prefill, decode;
+    folioi_cuda_choice prefill, decode;
     char names[FOLIOI_CUDA_PICKS][FOLIOI_CUDA_PICKS][96]; /* by folioi_cuda_picks */
     char fallback[2][2][224];                             /* of a step that has prefills, decodes */
 } folioi_cuda_use;

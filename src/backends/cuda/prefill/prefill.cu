@@ -75,16 +75,16 @@ static int64_t units_of(const folioi_cuda_line *line, const folioi_cuda_layer *p
            p.pieces;
 }
 
-/* Tiles of the list are those of the chain's first line; lines with fewer rows take a tile in pieces. */
+/* Tiles of the list are those of the choice's first line; lines with fewer rows take a tile in pieces. */
 void folioi_cuda_prefill_init(folioi_cuda_prefill_plan *plan, const folioi_cuda_limits *l)
 {
     const folioi_cuda_layer *prototype = &l->prototype;
     *plan = {};
     plan->sm = l->sm;
-    folioi_cuda_chain chain = folioi_cuda_choose(folioi_cuda_prefill_line, prototype, &l->sm, 0);
-    if (chain.lines[0] == NULL)
-        chain.lines[0] = &folioi_prefill_flexible[0].line; /* not launched */
-    const folioi_prefill_line *first = (const folioi_prefill_line *)chain.lines[0];
+    folioi_cuda_choice choice = folioi_cuda_choose(folioi_cuda_prefill_line, prototype, &l->sm, 0);
+    if (choice.lines[0] == NULL)
+        choice.lines[0] = &folioi_prefill_flexible[0].line; /* not launched */
+    const folioi_prefill_line *first = (const folioi_prefill_line *)choice.lines[0];
     folioi_prefill_shape *shape = &plan->shape;
     shape->heads_per_kv = prototype->num_heads / prototype->num_kv_heads;
     shape->queries = shape->heads_per_kv < first->rows ? first->rows / shape->heads_per_kv : 1;
@@ -102,7 +102,7 @@ void folioi_cuda_prefill_init(folioi_cuda_prefill_plan *plan, const folioi_cuda_
     plan->list_bytes =
         sizeof(folioi_prefill_head) + (size_t)plan->room.items * sizeof(folioi_prefill_item);
     int64_t all_units = 0;
-    for (const folioi_cuda_line *line : chain.lines)
+    for (const folioi_cuda_line *line : choice.lines)
         if (line != NULL) all_units = max_i64(all_units, units_of(line, prototype, shape));
     plan->counter_bytes = (size_t)round_up(16 * (1 + plan->room.cut_tiles * all_units), 256);
     plan->workspace_bytes =

@@ -142,9 +142,9 @@ static __device__ __forceinline__ void merge_row(const hopper_args &a, const til
 }
 
 /*
- * A warp has stored its rows of a part, or one that does not wait says so for all of its block. When all parts are there, rows
- * are merged. If no warp left and each has a row to merge, they take rotations, without asking for a number; else warps that are
- * there take some rows after others.
+ * A warp has stored its rows of a part, or one that does not wait says so for all of its block. When all parts are
+ * there, rows are merged. If no warp left and each has a row to merge, each takes the row of its own number; else warps
+ * that are there take some rows after others.
  */
 template <class I, int PARTS, int LANES, bool WAITS>
 static __device__ __forceinline__ void end_part(const hopper_args &a, const tile_of<I> &t)
