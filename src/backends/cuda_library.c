@@ -103,10 +103,8 @@ static void search(void)
     else if (find_beside(library_file(&here), path) || find_beside(program_file(), path))
         open_file(path, reason, sizeof reason);
     else
-        snprintf(
-            reason, sizeof reason,
-            "the CUDA backend's library was not found (" LIBRARY ", built by make cuda); it is "
-            "looked for beside the library and beside the program, and " VARIABLE " may name it");
+        snprintf(reason, sizeof reason,
+                 "the CUDA backend's library was not found (" LIBRARY ", built by make cuda)");
 }
 
 const folioi_backend *folioi_cuda_library(void)
