@@ -813,7 +813,8 @@ typedef struct folio_kv_blocks {
  * Write blocks, with all layers, as bytes that say what they are, for any transport. docs/kv-format.md
  * describes them. *bytes is set to their number. If data is NULL, that is all. Else it is host memory
  * of `capacity` bytes, at any alignment. Slots past num_tokens are zeros there, whatever the cache
- * holds. The call waits until its copies are done. After ERR_DEVICE, data is undefined.
+ * holds. data must share no byte with the cache, `blocks` or `key`. The call waits until its copies are
+ * done. After ERR_DEVICE, data is undefined.
  */
 FOLIO_API folio_status folio_kv_cache_export(const folio_kv_cache *cache,
                                              const folio_kv_blocks *blocks, void *data,
@@ -1177,7 +1178,8 @@ typedef struct folio_plan_bad_write {
 /**
  * The first bad write so far. Never waits: on a device, the answer is what has run by now. First is the
  * one of the lowest layer, then attention, type, k before v before out, seq, position and head; it does
- * not depend on threads. It is of the first step that had any: later steps note nothing. Once this call
+ * not depend on threads. (From layer * num_attentions + attention = 8191 on, layers are not told apart:
+ * there K of a later one may come before out of an earlier one.) It is of the first step that had any: later steps note nothing. Once this call
  * has handed it out, the next update forgets it, and forwards after that update note again. So an engine
  * may run steps ahead, ask once in a while, and find the step by `step`. Not while another thread updates
  * the plan.

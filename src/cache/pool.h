@@ -81,7 +81,7 @@ struct folio_pool {
     folioi_frames frames;
     folioi_store *store;
     folioi_mover mover;
-    uint64_t next_swap; /* numbers swapped sequences in the store */
+    uint64_t next_swap; /* numbers swapped sequences in the store, from a random number on */
 };
 
 /* Blocks that one hold of the lock visits: of a match, which ends there; of a sequence that commits or goes. */

@@ -111,6 +111,7 @@ static folio_status make_tiers(folio_pool *pool, const folio_pool_desc *d, uint6
                                .hash_key = d->hash_key,
                                .key = {d->store_key, (size_t)d->store_key_bytes}};
         TRY(folioi_store_open(&pool->allocator, &s, &pool->store));
+        TRY(folioi_store_random(&pool->next_swap));
         *hash_key = folioi_store_hash_key(pool->store);
         if (pool->on_event != NULL) {
             folioi_store_on_replaced(pool->store, frame_replaced, pool);

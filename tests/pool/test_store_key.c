@@ -126,6 +126,44 @@ static int64_t attack(bool keyed, int64_t *warnings, bool *wrong)
 }
 
 /* Without a key the attack works, which is what the header says: the test of the test. */
+static int64_t len_of(const folio_sequence *s)
+{
+    folio_sequence_info info = {.struct_size = sizeof info};
+    CHECK_OK(folio_sequence_get_info(s, &info));
+    return info.len;
+}
+
+/* A sequence that was swapped out in an earlier run: its frame, put where another's lies, is not that one's. */
+TEST(store_key, frames_of_earlier_runs_are_not_swapped_in)
+{
+    static gen_world w;
+    static const gen_geometry g = {
+        .backend = "cpu", .block_size = 16, .kv_dtype = FOLIO_F32, .num_layer_groups = 1};
+    REQUIRE_TEST(gen_world_model(&w, &g, NULL));
+    folio_pool_desc desc = gen_world_desc(&w, 64, 0, 60);
+    desc.store_key = key.data, desc.store_key_bytes = (int32_t)key.size;
+    unsigned char *file[3] = {NULL};
+    int64_t size[3] = {0};
+    /* The file as it was made; with A's frames; with B's, and then A's. The prefix cache has no block. */
+    for (int run = 0; run < 3; run++) {
+        if (run == 2) srig_write_file(w.store, file[0], size[0]);
+        REQUIRE_TEST(gen_pool_open(&w.p, &w.m, &desc, NULL));
+        folio_sequence *s = run > 0 ? gen_filled(&w, &w.r[run], 8) : NULL;
+        if (s != NULL) CHECK_OK(folio_sequence_swap_out(s, FOLIO_TIER_DISK, NULL, NULL));
+        if (run == 2) {
+            CHECK_OK(folio_pool_forget(w.p.pool));
+            srig_write_file(w.store, file[1], size[1]);
+            CHECK_OK(folio_sequence_swap_in(s, NULL, NULL));
+            CHECK_INT(len_of(s), 0); /* its frames are lost, and nothing came in their place */
+        }
+        file[run] = srig_read_file(w.store, &size[run]);
+        folio_sequence_destroy(s);
+        if (run < 2) gen_pool_close(&w.p);
+    }
+    for (int run = 0; run < 3; run++) free(file[run]);
+    gen_world_close(&w);
+}
+
 TEST(store_key, forged_frames_are_refused)
 {
     int64_t warnings = -1;
