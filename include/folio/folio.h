@@ -1179,10 +1179,10 @@ typedef struct folio_plan_bad_write {
  * The first bad write so far. Never waits: on a device, the answer is what has run by now. First is the
  * one of the lowest layer, then attention, type, k before v before out, seq, position and head; it does
  * not depend on threads. (From layer * num_attentions + attention = 8191 on, layers are not told apart:
- * there K of a later one may come before out of an earlier one.) It is of the first step that had any: later steps note nothing. Once this call
- * has handed it out, the next update forgets it, and forwards after that update note again. So an engine
- * may run steps ahead, ask once in a while, and find the step by `step`. Not while another thread updates
- * the plan.
+ * there K of a later one may come before out of an earlier one.) It is of the first step that had any:
+ * later steps note nothing. Once this call has handed it out, the next update forgets it, and forwards
+ * after that update note again. So an engine may run steps ahead, ask once in a while, and find the step
+ * by `step`. Not while another thread updates the plan.
  * @return FOLIO_OK, found or not; ERR_ARGUMENT: the plan has no FOLIO_PLAN_NOTE_BAD.
  */
 FOLIO_API folio_status folio_plan_get_bad_write(folio_plan *plan, folio_plan_bad_write *out);
