@@ -48,7 +48,7 @@ test-gpu: ## all tests of the CUDA backend; needs nvcc and a GPU (FULL=1: more c
 	@sh scripts/setup.sh
 	@sh scripts/test-gpu.sh --build
 
-limits: ## a table of 1,000,000 blocks, 100,000 sequences, 2^20 tokens, 10,000,000 steps in flat memory (2 minutes)
+limits: ## a table of 1,000,000 blocks, 100,000 sequences, 2^20 tokens, 10,000,000 steps in flat memory (1 minute)
 	@sh scripts/setup.sh
 	@sh scripts/build.sh release limits
 	@./build/tests/limits
