@@ -167,6 +167,7 @@ def test_the_first_bad_write(arrays: Arrays) -> None:
     for number, (what, row, head) in enumerate([("v", 3, 1), ("k", 1, 0), ("out", 2, 3)]):
         step.write_context()
         plan.update(step.batch())
+        arrays.context.wait()
         assert plan.bad_write() is None
         values = [x.copy() for x in given]
         values[("out", "k", "v").index(what)][row, head, 7] = np.inf if number else np.nan

@@ -60,8 +60,9 @@ static void *bring(const void *host, int64_t bytes)
     for (int i = 0; i < num_pieces; i++)
         if (pieces[i].host == host && pieces[i].bytes >= (size_t)bytes)
             return device + pieces[i].at;
-    size_t at = (used + 63) / 64 * 64 + (uintptr_t)host % 64;
-    used = at + (size_t)bytes + GUARD;
+    /* the same calls bring the same memory to the same place: states remember caches by their addresses */
+    size_t from = (used + 63) / 64 * 64, at = from + (uintptr_t)host % 64;
+    used = from + 64 + (size_t)bytes + GUARD;
     if (num_pieces == MAX_PIECES || used > ARENA) abort();
     pieces[num_pieces++] = (piece){(char *)(uintptr_t)host, at, (size_t)bytes};
     return device + at;

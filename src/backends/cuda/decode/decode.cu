@@ -292,6 +292,14 @@ static const decode_line *clustered_line(const folioi_cuda_layer *y, const folio
                : NULL;
 }
 
+/* Once for each kernel: clusters of more than 8 blocks are allowed, and all shared memory. */
+static bool prepare_cluster(const folioi_cuda_sm *sm, const void *kernel)
+{
+    return folioi_cuda_prepare(sm->ready, kernel, sm->shared_of_block, true) == cudaSuccess &&
+           cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ==
+               cudaSuccess;
+}
+
 /* Clusters of a size that run at once. */
 static int clusters_at_once(const decode_line *line, const folioi_cuda_sm *sm, int dims, int size)
 {
@@ -300,10 +308,8 @@ static int clusters_at_once(const decode_line *line, const folioi_cuda_sm *sm, i
         block_fit f = fit_cluster(line, sm, dims, n / 2 ? 16 : 4, size, n % 2);
         const void *kernel = (const void *)f.kernel;
         int number = 0;
-        if (f.num_warps == 0 ||
-            folioi_cuda_prepare(sm->ready, kernel, sm->shared_of_block, true) != cudaSuccess ||
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) !=
-                cudaSuccess)
+        if (f.num_warps == 0 || !prepare_cluster(sm, kernel) ||
+            !prepare_cluster(sm, (const void *)f.noted))
             return 0;
         launch_shape shape = {dim3(1, size), 32u * f.num_warps, f.shared_bytes, size, false};
         launch_config c(shape, 0);
