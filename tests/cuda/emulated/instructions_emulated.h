@@ -234,7 +234,12 @@ enum CUtensorMapDataType {
     CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 = 9,
 };
 enum CUtensorMapInterleave { CU_TENSOR_MAP_INTERLEAVE_NONE = 0 };
-enum CUtensorMapSwizzle { CU_TENSOR_MAP_SWIZZLE_NONE = 0, CU_TENSOR_MAP_SWIZZLE_128B = 3 };
+enum CUtensorMapSwizzle {
+    CU_TENSOR_MAP_SWIZZLE_NONE = 0,
+    CU_TENSOR_MAP_SWIZZLE_32B = 1,
+    CU_TENSOR_MAP_SWIZZLE_64B = 2,
+    CU_TENSOR_MAP_SWIZZLE_128B = 3
+};
 enum CUtensorMapL2promotion { CU_TENSOR_MAP_L2_PROMOTION_L2_256B = 3 };
 enum CUtensorMapFloatOOBfill { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE = 0 };
 
@@ -242,10 +247,10 @@ struct CUtensorMap {
     const char *data;
     uint64_t dims[5], strides[5]; /* strides[i] is that of dim i */
     uint32_t box[5];
-    bool is_swizzled;
+    uint32_t swizzle; /* bits of an address that its unit is XORed with */
 };
 
-/* Numbers of 2 bytes in up to five dims; with a swizzle, the first dim of a box is 128 bytes. */
+/* Numbers of 2 bytes in up to five dims; with a swizzle, the first dim of a box is as long as that. */
 static inline CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType, uint32_t rank,
                                               void *data, const cuuint64_t *dims,
                                               const cuuint64_t *strides, const cuuint32_t *box,
@@ -253,10 +258,9 @@ static inline CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataT
                                               CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
                                               CUtensorMapFloatOOBfill)
 {
-    bool is_swizzled = swizzle == CU_TENSOR_MAP_SWIZZLE_128B;
     bool ok = rank >= 1 && rank <= 5 && (uintptr_t)data % 16 == 0 && box[0] % 8 == 0 &&
-              (!is_swizzled || box[0] == 64);
-    *map = {(const char *)data, {1, 1, 1, 1, 1}, {}, {1, 1, 1, 1, 1}, is_swizzled};
+              (swizzle == CU_TENSOR_MAP_SWIZZLE_NONE || box[0] == 8u << swizzle);
+    *map = {(const char *)data, {1, 1, 1, 1, 1}, {}, {1, 1, 1, 1, 1}, (1u << swizzle) - 1};
     for (uint32_t i = 0; i < rank && ok; i++) {
         ok = box[i] > 0 && box[i] <= 256 && dims[i] > 0 && dims[i] <= 1ull << 32;
         map->dims[i] = dims[i];
@@ -292,7 +296,7 @@ static inline void copy_box(uint32_t to, const CUtensorMap *map, const int32_t (
         for (uint32_t unit = 0; unit < map->box[0] / 8; unit++, to += 16) {
             int64_t x = first[0] + (int64_t)unit * 8;
             bool is_there = is_in && x >= 0 && x < (int64_t)map->dims[0];
-            uint32_t address = map->is_swizzled ? to ^ (to >> 7 & 7) << 4 : to;
+            uint32_t address = to ^ (to >> 7 & map->swizzle) << 4;
             pieces[count++] = {address, 16, is_there ? from + x * 2 : NULL};
         }
     }
@@ -368,10 +372,15 @@ template <int PENDING> static inline void products_wait(place at = place::here()
 template <int N> static inline void products_ready(float (&)[N]) {}
 template <int N> static inline void products_forget(float (&x)[N]) { machine_poison(x, N); }
 
+template <int PANEL = 64>
 static inline uint64_t matrix_at(uint32_t address, uint32_t panel, uint32_t group)
 {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(panel >> 4) << 16 |
-           (uint64_t)(group >> 4) << 32 | 1ull << 62;
+           (uint64_t)(group >> 4) << 32 |
+           (PANEL == 64   ? 1ull
+            : PANEL == 32 ? 2ull
+                          : 3ull)
+               << 62;
 }
 
 static inline int __ffs(int x) { return __builtin_ffs(x); }

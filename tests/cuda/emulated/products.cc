@@ -31,24 +31,24 @@ static const float *widened(bool is_bf16)
     return numbers[is_bf16];
 }
 
-/* A matrix descriptor: its start, and bytes from a panel to the next and from 8 rows to the next. */
+/* A matrix descriptor: its start, bytes from a panel to the next and from 8 rows to the next; bytes of a panel's rows. */
 struct matrix {
-    uint32_t start, panel, group;
+    uint32_t start, panel, group, row;
 };
 
 static matrix matrix_of(uint64_t word, place at)
 {
-    if (word >> 62 != 1 || (word >> 49 & 7) != 0)
-        machine_fail(at, "matrix %llx is not swizzled by 128 bytes", (unsigned long long)word);
+    if (word >> 62 == 0 || (word >> 49 & 7) != 0)
+        machine_fail(at, "matrix %llx is not swizzled", (unsigned long long)word);
     return {(uint32_t)(word & 0x3fff) << 4, (uint32_t)(word >> 16 & 0x3fff) << 4,
-            (uint32_t)(word >> 32 & 0x3fff) << 4};
+            (uint32_t)(word >> 32 & 0x3fff) << 4, 256u >> (word >> 62)};
 }
 
 /* 8 numbers of row `row`, whose 16-byte unit is XORed with bits of its own address. */
 static const uint16_t *unit_at(const matrix &m, uint32_t offset, place at)
 {
     uint32_t address = m.start + offset;
-    address ^= (address >> 7 & 7) << 4;
+    address ^= (address >> 7 & (m.row / 16 - 1)) << 4;
     return (const uint16_t *)(const void *)machine_shared(address, 16, at);
 }
 
@@ -58,7 +58,7 @@ static void read_rows(const matrix &m, int first, int rows, bool is_bf16, place 
 {
     const float *wide = widened(is_bf16);
     for (int i = 0; i < rows; i++) {
-        uint32_t row = (uint32_t)(first + i), offset = row / 8 * m.group + row % 8 * 128;
+        uint32_t row = (uint32_t)(first + i), offset = row / 8 * m.group + row % 8 * m.row;
         for (int half = 0; half < 2; half++) {
             const uint16_t *unit = unit_at(m, offset + (uint32_t)half * 16, at);
             for (int j = 0; j < 8; j++) put(i, half * 8 + j) = wide[unit[j]];
@@ -71,7 +71,8 @@ static void read_columns(const matrix &m, int n, bool is_bf16, place at, float (
     const float *wide = widened(is_bf16);
     for (uint32_t k = 0; k < 16; k++)
         for (uint32_t i = 0; i < (uint32_t)n; i += 8) {
-            uint32_t offset = i / 64 * m.panel + k / 8 * m.group + k % 8 * 128 + i % 64 * 2;
+            uint32_t numbers = m.row / 2, offset = i / numbers * m.panel + i % numbers * 2;
+            offset += k / 8 * m.group + k % 8 * m.row;
             const uint16_t *unit = unit_at(m, offset, at);
             for (int j = 0; j < 8; j++) b[k][i + (uint32_t)j] = wide[unit[j]];
         }

@@ -35,13 +35,22 @@ static bool describe(CUtensorMap *map, const folioi_cuda_layer *l, const folioi_
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-/* Boxes of 64 numbers of a tile's rows of q. */
-static bool describe_queries(hopper_args *a, const folioi_cuda_layer *l, const folioi_cuda_sm *sm)
+/* Of panels of so many numbers: see matrix_at. */
+static CUtensorMapSwizzle swizzle_of(int panel)
+{
+    if (panel == 64) return CU_TENSOR_MAP_SWIZZLE_128B;
+    return panel == 32 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_32B;
+}
+
+/* Boxes of a panel of a tile's rows of q. */
+static bool describe_queries(hopper_args *a, const folioi_cuda_layer *l, const folioi_cuda_sm *sm,
+                             int panel)
 {
     cuuint64_t dims[3] = {(cuuint64_t)l->k_dims, (cuuint64_t)l->num_heads, (cuuint64_t)l->q_rows};
     cuuint64_t strides[2] = {(cuuint64_t)l->q.head * 2, (cuuint64_t)l->q.token * 2};
-    cuuint32_t box[3] = {64, (cuuint32_t)a->heads, (cuuint32_t)(a->queries / a->q_boxes)};
-    return describe(&a->q, l, sm, l->q.data, 3, dims, strides, box, CU_TENSOR_MAP_SWIZZLE_128B);
+    cuuint32_t box[3] = {(cuuint32_t)panel, (cuuint32_t)a->heads,
+                         (cuuint32_t)(a->queries / a->q_boxes)};
+    return describe(&a->q, l, sm, l->q.data, 3, dims, strides, box, swizzle_of(panel));
 }
 
 /* log2 of the largest power of 2 that divides x. */

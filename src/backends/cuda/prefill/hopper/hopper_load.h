@@ -87,7 +87,7 @@ static __device__ __forceinline__ void store_last_values(const hopper_args &a, c
                                                          int32_t in_block, int32_t tokens,
                                                          int which)
 {
-    constexpr int UNITS = I::DV / 8; /* 16 bytes, of a row */
+    constexpr int UNITS = I::DV / 8, OF_PANEL = I::PANEL / 8; /* 16 bytes, of a row */
     block = __shfl_sync(ALL_LANES, block, which);
     in_block = __shfl_sync(ALL_LANES, in_block, which);
     tokens = __shfl_sync(ALL_LANES, tokens, which);
@@ -100,8 +100,9 @@ static __device__ __forceinline__ void store_last_values(const hopper_args &a, c
                            row_byte(!I::FROM_ROWS, stored, unit * 16);
         uint4 x = __ldg((const uint4 *)from);
         if (token >= tokens) x = make_uint4(0, 0, 0, 0);
-        store_shared(to + token / 8 * I::V_BYTES + unit / 8 * PANEL_BYTES + token % 8 * 128 +
-                         ((unit ^ token) & 7) * 16,
+        store_shared(to + token / 8 * I::V_BYTES + unit / OF_PANEL * I::PANEL_STEP +
+                         token % 8 * (I::PANEL * 2) +
+                         ((unit ^ token % 8 / (64 / I::PANEL)) & (OF_PANEL - 1)) * 16,
                      x);
     }
     bulk_fence();
@@ -222,14 +223,15 @@ static __device__ __forceinline__ void load_queries(const hopper_args &a, const 
     hopper_shared<I> &sh = m.sh();
     bool is_all = a.q_boxes == 1, is_none = t.keys.is_none;
     int queries = a.queries / a.q_boxes;
-    uint32_t to = m.q() + box * WARPGROUP_ROWS * 128, filled = shared_address(&sh.q_filled[box]);
+    uint32_t to = m.q() + box * (WARPGROUP_ROWS * I::PANEL * 2),
+             filled = shared_address(&sh.q_filled[box]);
     int32_t row = (int32_t)t.query_row + box * queries;
     barrier_wait_idly(shared_address(&sh.q_emptied[box]), is_odd ^ 1);
     for (int i = 1; i < I::WARPGROUPS && is_all; i++)
         barrier_wait_idly(shared_address(&sh.q_emptied[i]), is_odd ^ 1);
     bulk_expect(filled, is_none ? 0 : queries * a.heads * I::DK * 2);
-    for (int panel = 0; panel < I::DK / 64 && !is_none; panel++)
-        copy_box(to + panel * I::Q_PANEL_BYTES, &a.q, panel * 64, t.first_head, row, filled);
+    for (int panel = 0; panel < I::DK / I::PANEL && !is_none; panel++)
+        copy_box(to + panel * I::Q_PANEL_BYTES, &a.q, panel * I::PANEL, t.first_head, row, filled);
     if (!is_all) return;
     barrier_wait_idly(filled, is_odd);
     for (int i = 1; i < I::WARPGROUPS; i++) barrier_arrive(shared_address(&sh.q_filled[i]));

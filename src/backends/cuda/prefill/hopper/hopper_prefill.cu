@@ -25,11 +25,11 @@ static __device__ __forceinline__ void load_q(typename I::query &q, const hopper
 {
     if (!I::HOLDS_Q) return;
     int lane = fresh_lane(), row = (int)threadIdx.x / WARP * 16 + lane % 16;
-    uint32_t from = m.q() + row * 128;
+    uint32_t from = m.q() + row * (I::PANEL * 2);
 #pragma unroll
     for (int i = 0; i < I::DK / 16; i++) {
-        int unit = (i % 4 * 2 + lane / 16) ^ lane % 8;
-        ldmatrix(&q[4 * i], from + i / 4 * I::Q_PANEL_BYTES + unit * 16);
+        int unit = (i % I::PANEL_STEPS * 2 + lane / 16) ^ lane % 8 / (64 / I::PANEL);
+        ldmatrix(&q[4 * i], from + i / I::PANEL_STEPS * I::Q_PANEL_BYTES + unit * 16);
     }
     __syncwarp();
     release(m.sh().q_emptied[warpgroup]);
@@ -40,22 +40,24 @@ template <class I, int N>
 static __device__ __forceinline__ void score_keys(typename I::scores &s, const typename I::query &q,
                                                   const hopper_memory<I> &m, int stage)
 {
-    uint64_t k = matrix_at(m.kv() + stage * I::K_STAGE, 16, I::K_STEP);
+    constexpr int STEPS = I::PANEL_STEPS;
+    uint64_t k = matrix_at<I::PANEL>(m.kv() + stage * I::K_STAGE, 16, I::K_STEP);
     if constexpr (I::HOLDS_Q) {
         multiply_rows<typename I::T, N, 0>(s, q, k);
 #pragma unroll
         for (int i = 1; i < I::DK / 16; i++)
-            multiply_rows<typename I::T, N, 1>(s, q + 4 * i,
-                                               k + (i / 4 * PANEL_BYTES + i % 4 * 32) / 16);
+            multiply_rows<typename I::T, N, 1>(
+                s, q + 4 * i, k + (i / STEPS * I::PANEL_STEP + i % STEPS * 32) / 16);
     } else {
         int warpgroup = __shfl_sync(ALL_LANES, threadIdx.x / 128, 0);
-        uint64_t rows = matrix_at(m.q() + warpgroup * WARPGROUP_ROWS * 128, 16, PANEL_BYTES);
+        uint64_t rows = matrix_at<I::PANEL>(m.q() + warpgroup * (WARPGROUP_ROWS * I::PANEL * 2), 16,
+                                            I::PANEL_STEP);
         multiply_rows<typename I::T, N, 0>(s, rows, k);
 #pragma unroll
         for (int i = 1; i < I::DK / 16; i++)
-            multiply_rows<typename I::T, N, 1>(s,
-                                               rows + (i / 4 * I::Q_PANEL_BYTES + i % 4 * 32) / 16,
-                                               k + (i / 4 * PANEL_BYTES + i % 4 * 32) / 16);
+            multiply_rows<typename I::T, N, 1>(
+                s, rows + (i / STEPS * I::Q_PANEL_BYTES + i % STEPS * 32) / 16,
+                k + (i / STEPS * I::PANEL_STEP + i % STEPS * 32) / 16);
     }
 }
 
@@ -64,7 +66,8 @@ template <class I, int PAGES>
 static __device__ __forceinline__ void add_values(typename I::sums &o, const typename I::weights &p,
                                                   const hopper_memory<I> &m, int stage, int add)
 {
-    uint64_t v = matrix_at(m.kv() + I::V_AT + stage * I::V_STAGE, PANEL_BYTES, I::V_STEP);
+    uint64_t v =
+        matrix_at<I::PANEL>(m.kv() + I::V_AT + stage * I::V_STAGE, I::PANEL_STEP, I::V_STEP);
     multiply_columns<typename I::T>(o, p, v, add);
 #pragma unroll
     for (int i = 1; i < PAGES; i++)
@@ -366,7 +369,8 @@ static bool is_computed(const folioi_cuda_line *line, const folioi_cuda_layer *l
            (uint64_t)l->out.head < MAX_STRIDE;
 }
 
-/* What divides the strides of blocks and kv heads: the step of a map's last coordinate. 0 in a plan's prototype. */
+/* What divides the strides of blocks and kv heads: the step of a map's last coordinate. 0 in a plan's prototype; else it
+ * has to be 128 bytes, so that 31 bits of steps reach all memory of a device. */
 static int64_t step_of(const folioi_cuda_side *side)
 {
     int64_t a = side->at.block, b = side->at.head;
@@ -383,7 +387,7 @@ static bool has_boxes(const folioi_cuda_side *side)
 {
     return folioi_cuda_has_rows(side) && !folioi_cuda_has_pages(side) &&
            folioi_cuda_side_aligned(side, 2, 16) && side->at.block >= 0 && side->at.head >= 0 &&
-           side->at.token_tile_stride >= 0 && step_of(side) % 64 == 0;
+           side->at.token_tile_stride >= 0 && (step_of(side) == 0 || step_of(side) >= 64);
 }
 
 template <class I>
@@ -398,25 +402,27 @@ static bool matches(const folioi_cuda_line *line, const folioi_cuda_layer *l,
            l->k.at.token_tile_stride == 8 * (line->k_dims + line->v_dims);
 }
 
-/* Boxes of 16 tokens of a kv head. Of rows: 64 numbers, 8 tokens, panels, 2 times 8 tokens. Pages are swizzled as they lie. */
+/* Boxes of 16 tokens of a kv head. Of rows: a panel, 8 tokens, panels, 2 times 8 tokens. Pages are swizzled as they lie. */
+template <class I>
 static bool describe_side(CUtensorMap *map, const folioi_cuda_layer *l, const folioi_cuda_sm *sm,
                           const folioi_cuda_side *side, int32_t num_dims)
 {
     bool has_pages = folioi_cuda_has_pages(side);
     cuuint64_t token = (cuuint64_t)side->at.token_tile_stride * 2,
-               panels = (cuuint64_t)num_dims / 64;
+               panels = (cuuint64_t)num_dims / I::PANEL;
     cuuint64_t bands = (cuuint64_t)l->block_size / 8, step = (cuuint64_t)step_of(side) * 2;
-    cuuint64_t of_rows[5] = {64, 8, panels, bands, INT32_MAX};
+    cuuint64_t of_rows[5] = {I::PANEL, 8, panels, bands, INT32_MAX};
     cuuint64_t of_pages[5] = {256, 2 * panels, 1, bands, INT32_MAX};
-    cuuint64_t row_strides[4] = {token, 128, 8 * token, step},
+    cuuint64_t row_strides[4] = {token, 2 * I::PANEL, 8 * token, step},
                page_strides[4] = {512, 512, token, step};
     const cuuint64_t *dims = has_pages ? of_pages : of_rows;
     cuuint32_t box[5] = {(cuuint32_t)dims[0], (cuuint32_t)dims[1], (cuuint32_t)dims[2], 2, 1};
     return describe(map, l, sm, side->base, 5, dims, has_pages ? page_strides : row_strides, box,
-                    has_pages ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B);
+                    has_pages ? CU_TENSOR_MAP_SWIZZLE_NONE : swizzle_of(I::PANEL));
 }
 
 /* False too: a place of the cache is past 32 bits. */
+template <class I>
 static bool describe_cache(hopper_boxes *b, const folioi_cuda_layer *l, const folioi_cuda_sm *sm)
 {
     int64_t k = step_of(&l->k), v = step_of(&l->v);
@@ -427,8 +433,8 @@ static bool describe_cache(hopper_boxes *b, const folioi_cuda_layer *l, const fo
     b->v_at = l->v.at;
     int64_t far = max_i64(max_i64(l->k.at.block / k, l->v.at.block / v) * l->num_blocks, 0);
     far += max_i64(l->k.at.head / k, l->v.at.head / v) * l->num_kv_heads;
-    return far <= INT32_MAX && describe_side(&b->k, l, sm, &l->k, l->k_dims) &&
-           describe_side(&b->v, l, sm, &l->v, l->v_dims);
+    return far <= INT32_MAX && describe_side<I>(&b->k, l, sm, &l->k, l->k_dims) &&
+           describe_side<I>(&b->v, l, sm, &l->v, l->v_dims);
 }
 
 template <class I>
@@ -449,8 +455,8 @@ static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run
     int64_t most = plan->room.items * a.units;
     if (most == 0) return cudaSuccess;
     if (most > INT32_MAX - plan->sm.count) return cudaErrorInvalidConfiguration;
-    if (!describe_queries(&a, layer, &plan->sm)) return cudaErrorNotSupported;
-    if (I::BOXES && !describe_cache(&a.boxes, layer, &plan->sm)) return cudaErrorNotSupported;
+    if (!describe_queries(&a, layer, &plan->sm, I::PANEL)) return cudaErrorNotSupported;
+    if (I::BOXES && !describe_cache<I>(&a.boxes, layer, &plan->sm)) return cudaErrorNotSupported;
     if (layer->soft_cap > 0)
         a.options = {NULL, layer->soft_cap, layer->soft_cap * LOG2E,
                      layer->scale / layer->soft_cap};

@@ -58,6 +58,22 @@ static __device__ __forceinline__ uint4 transpose_words(const uint32_t *v)
     return make_uint4(high ? x : w.x, high ? y : w.y, high ? w.z : x, high ? w.w : y);
 }
 
+/* Words [j, j + 4) of a row's PAIRS. Four units go as such, where there are fewer each lane stores its words. */
+template <int PAIRS>
+static __device__ __forceinline__ void store_words(uint4 *out, const uint32_t *v, int j,
+                                                   bool is_there)
+{
+    if (j + 4 <= PAIRS) {
+        uint4 transposed = transpose_words(v + j);
+        if (is_there) __stcs(out + j, transposed);
+        return;
+    }
+    uint32_t *words = (uint32_t *)out - 3 * (threadIdx.x % 4); /* out is the lane's unit */
+#pragma unroll
+    for (int k = j; k < PAIRS; k++)
+        if (is_there) __stcs(words + 4 * k, v[k]);
+}
+
 /* Where lse of a row goes. */
 template <int WARPGROUPS>
 static __device__ __forceinline__ float *lse_of(const hopper_args &a,
@@ -94,14 +110,13 @@ static __device__ __forceinline__ uint32_t store_rows(const hopper_args &a, cons
 #pragma unroll
         for (int j = 0; j < PAIRS; j += 4) {
 #pragma unroll
-            for (int k = j; k < j + 4; k++) {
+            for (int k = j; k < min(j + 4, PAIRS); k++) {
                 int at = 4 * k + 2 * i;
                 v[k] = pack<T>(o[at] * e.by[i], o[at + 1] * e.by[i]);
                 odd[k % 2] = add_odd<T>(odd[k % 2], v[k]);
             }
             if (HOLDS) continue;
-            uint4 transposed = transpose_words(v + j);
-            if (is_there) __stcs(out + j, transposed);
+            store_words<PAIRS>(out, v, j, is_there);
         }
         bool is_bad = e.is_lost[i] || ((odd[0] | odd[1]) & 0x7fff7fff) != 0;
         is_odd |= (uint32_t)(is_there && is_bad) << i;
@@ -109,8 +124,7 @@ static __device__ __forceinline__ uint32_t store_rows(const hopper_args &a, cons
         uint32_t bad_lanes = __ballot_sync(ALL_LANES, is_bad) >> (lane & ~3) & 15;
 #pragma unroll
         for (int j = 0; j < PAIRS; j += 4) {
-            uint4 transposed = transpose_words(v + j);
-            if (is_there && bad_lanes == 0) __stcs(out + j, transposed);
+            store_words<PAIRS>(out, v, j, is_there && bad_lanes == 0);
         }
     }
     if (l.lse != NULL && lane % 4 == 0) {

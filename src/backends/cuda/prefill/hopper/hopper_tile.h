@@ -25,7 +25,7 @@ enum {
 };
 
 /*
- * One instance: the type of q, K and V; their head sizes, multiples of 64; warpgroups that compute; keys of a stage; stages.
+ * One instance: the type of q, K and V; their head sizes, multiples of 16; warpgroups that compute; keys of a stage; stages.
  * HOLDS_Q: q is in registers, else products read it from shared memory. SPLIT: K and V have stages of their own, each
  * awaited and given back by itself. FROM_ROWS: the cache has contiguous rows, else native pages. OPTIONS: scores have a soft
  * cap, ALiBi or both.
@@ -44,6 +44,9 @@ struct hopper_instance {
     /* a tile's last keys become weights in steps of so many, and are copied and multiplied by halves of a stage */
     static constexpr bool EARLY = KEYS == 128;
     static constexpr int STEP_KEYS = KEYS % 32 == 0 ? 32 : 16;
+    /* numbers of a panel (matrix_at), 16 of them the steps of a product, and bytes from 8 tokens of a panel to the next */
+    static constexpr int PANEL = (DK | DV) % 64 == 0 ? 64 : (DK | DV) % 32 == 0 ? 32 : 16;
+    static constexpr int PANEL_STEPS = PANEL / 16, PANEL_STEP = 8 * PANEL * 2;
     static constexpr int K_BYTES = 8 * DK * 2, V_BYTES = 8 * DV * 2; /* of 8 tokens */
     static constexpr int HALF_BYTES = K_BYTES + V_BYTES, PAGE_BYTES = 2 * HALF_BYTES;
     static constexpr int KV_BYTES = PAGES * PAGE_BYTES * STAGES;
@@ -55,8 +58,8 @@ struct hopper_instance {
     static constexpr int K_STAGE = SPLIT ? 2 * PAGES * K_BYTES : PAGES * PAGE_BYTES;
     static constexpr int V_STAGE = SPLIT ? 2 * PAGES * V_BYTES : PAGES * PAGE_BYTES;
     static constexpr int V_AT = SPLIT ? STAGES * K_STAGE : BOXES ? 2 * PAGES * K_BYTES : K_BYTES;
-    static constexpr int Q_PANEL_BYTES = ROWS * 128; /* 64 numbers of every row */
-    static constexpr int Q_BYTES = DK / 64 * Q_PANEL_BYTES;
+    static constexpr int Q_PANEL_BYTES = ROWS * PANEL * 2; /* of every row */
+    static constexpr int Q_BYTES = DK / PANEL * Q_PANEL_BYTES;
     static constexpr int SECTION_KEYS = (16 << 20) / ((DK + DV) * 2);
     /*
      * Registers of a thread that computes and of one that does not, in steps whose tiles are whole and in others. A block has
@@ -76,7 +79,8 @@ struct hopper_instance {
     using sums = float[DV / 2];
     using weights = uint32_t[KEYS / 4];
     using query = uint32_t[HOLDS_Q ? DK / 4 : 1];
-    static_assert(DK % 64 == 0 && DV % 64 == 0, "native pages have panels of 64 numbers");
+    static_assert(DK % 16 == 0 && DV % 16 == 0, "products take 16 numbers at a time");
+    static_assert(PANEL == 64 || FROM_ROWS, "native pages have panels of 64 numbers");
     static_assert(PAGES <= 8, "half a warp for half pages");
 };
 
@@ -115,7 +119,7 @@ typedef struct hopper_options {
 } hopper_options;
 
 typedef struct hopper_args {
-    CUtensorMap q;    /* boxes: 64 numbers of a tile's rows */
+    CUtensorMap q;    /* boxes: a panel of a tile's rows */
     float scale_log2; /* of scores, with log2(e) */
     hopper_layer layer;
     const int32_t *blocks;

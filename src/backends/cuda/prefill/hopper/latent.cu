@@ -144,7 +144,7 @@ static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run
     int64_t most = plan->room.items * a.units;
     if (most == 0) return cudaSuccess;
     if (most > INT32_MAX - plan->sm.count) return cudaErrorInvalidConfiguration;
-    if (!describe_queries(&a, layer, &plan->sm)) return cudaErrorNotSupported;
+    if (!describe_queries(&a, layer, &plan->sm, 64)) return cudaErrorNotSupported;
     int blocks = (int)(most < plan->sm.count ? most : plan->sm.count);
     auto kernel = a.heads_per_kv > FEW_HEADS ? latent<T, true> : latent<T, false>;
     cudaError_t error =

@@ -44,7 +44,7 @@ static __device__ __forceinline__ void barrier_wait_idly(uint32_t barrier, uint3
     }
 }
 
-/* ---- copies of boxes: rows of a tensor that a map describes, 64 numbers of each, their 16-byte units XORed with the row ---- */
+/* ---- copies of boxes: rows of a tensor that a map describes, a panel of each (matrix_at) ---- */
 
 static __device__ __forceinline__ void prefetch_map(const CUtensorMap *map)
 {
@@ -125,14 +125,20 @@ template <int N> static __device__ __forceinline__ void products_forget(float (&
 }
 
 /*
- * A matrix in shared memory, in bands of 8 rows of 128 bytes whose 16-byte units are XORed with the row's number: its
- * address, and bytes from a panel of 64 numbers to the next and from a band to the next.
+ * A matrix in shared memory, in panels of 64, 32 or 16 numbers: bands of 8 rows of a panel, 128, 64 or 32 bytes each, whose
+ * 16-byte units are XORed with the row's number, its half or its quarter. Given are its address, and bytes from a panel to
+ * the next and from a band to the next.
  */
+template <int PANEL = 64>
 static __device__ __forceinline__ uint64_t matrix_at(uint32_t address, uint32_t panel,
                                                      uint32_t band)
 {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(panel >> 4) << 16 |
-           (uint64_t)(band >> 4) << 32 | 1ull << 62;
+           (uint64_t)(band >> 4) << 32 |
+           (PANEL == 64   ? 1ull
+            : PANEL == 32 ? 2ull
+                          : 3ull)
+               << 62;
 }
 
 #define SUMS_4(x, i) "+f"(x[i]), "+f"(x[i + 1]), "+f"(x[i + 2]), "+f"(x[i + 3])
@@ -219,11 +225,21 @@ static __device__ __forceinline__ void multiply_columns(float (&o)[COUNT], const
                                                         uint64_t b, int add)
 {
     constexpr bool BF16 = IS_BF16<T>;
-    static_assert(COUNT == 32 || COUNT == 64 || COUNT == 96 || COUNT == 128, "widths in use");
+    static_assert(COUNT == 32 || COUNT == 40 || COUNT == 48 || COUNT == 64 || COUNT == 96 ||
+                      COUNT == 128,
+                  "widths in use");
     if constexpr (COUNT == 32 && BF16)
         MULTIPLY_COLUMNS("bf16", "64", 32, "32", "33", "34", "35", "36", "37");
     else if constexpr (COUNT == 32)
         MULTIPLY_COLUMNS("f16", "64", 32, "32", "33", "34", "35", "36", "37");
+    else if constexpr (COUNT == 40 && BF16)
+        MULTIPLY_COLUMNS("bf16", "80", 40, "40", "41", "42", "43", "44", "45");
+    else if constexpr (COUNT == 40)
+        MULTIPLY_COLUMNS("f16", "80", 40, "40", "41", "42", "43", "44", "45");
+    else if constexpr (COUNT == 48 && BF16)
+        MULTIPLY_COLUMNS("bf16", "96", 48, "48", "49", "50", "51", "52", "53");
+    else if constexpr (COUNT == 48)
+        MULTIPLY_COLUMNS("f16", "96", 48, "48", "49", "50", "51", "52", "53");
     else if constexpr (COUNT == 64 && BF16)
         MULTIPLY_COLUMNS("bf16", "128", 64, "64", "65", "66", "67", "68", "69");
     else if constexpr (COUNT == 64)
