@@ -169,15 +169,37 @@ static folioi_cuda_early early_of(const folioi_cuda_plan *p, const folioi_call *
                                                                 : FOLIOI_EARLY_LISTS;
 }
 
-/* Has the plan lines for all that this layer has? By the plan alone where the batch must not matter. */
-static bool has_kernels(const folioi_cuda_use *use, const folioi_cuda_list *list,
-                        const folioi_cuda_layer *layer)
+/*
+ * The lines that compute a layer of the step at hand. All are NULL where the plan lacks one that the layer needs: then the
+ * generic kernel computes it.
+ */
+typedef struct layer_lines {
+    const folioi_cuda_line *prefill, *decode; /* NULL: the step has nothing for it */
+    bool is_listed;
+} layer_lines;
+
+/* By the plan alone where the batch must not matter. With rotary embedding q will be where out is. */
+static layer_lines lines_of(const folioi_cuda_plan *p, const folioi_call *call,
+                            const folioi_cuda_use *use, folioi_cuda_layer layer)
 {
-    const folioi_cuda_work *work = list->limits.batch_invariant ? &list->limit : &list->now;
+    layer_lines lines = {NULL, NULL, false};
+    if (use->list < 0) return lines;
+    if (call->rotation.table != NULL) {
+        if (!can_rotate_queries(call)) return lines;
+        layer.q = layer.out;
+    }
+    const folioi_cuda_list *list = &p->lists[use->list];
     const folioi_cuda_sm *sm = &list->limits.sm;
-    return (!work->prefills || folioi_cuda_pick(&use->prefill, layer, sm, 0) != NULL) &&
-           (work->decode_rows == 0 ||
-            folioi_cuda_pick(&use->decode, layer, sm, list->decode.max_rows) != NULL);
+    const folioi_cuda_work *now = &list->now,
+                           *work = list->limits.batch_invariant ? &list->limit : now;
+    const folioi_cuda_line *prefill = NULL, *decode = NULL;
+    if (work->prefills) prefill = folioi_cuda_pick(&use->prefill, &layer, sm, 0);
+    if (work->decode_rows > 0)
+        decode = folioi_cuda_pick(&use->decode, &layer, sm, list->decode.max_rows);
+    if ((work->prefills && prefill == NULL) || (work->decode_rows > 0 && decode == NULL))
+        return lines;
+    return (layer_lines){now->prefills ? prefill : NULL, now->decode_rows > 0 ? decode : NULL,
+                         true};
 }
 
 /*
@@ -185,72 +207,61 @@ static bool has_kernels(const folioi_cuda_use *use, const folioi_cuda_list *list
  * and reads it, and no block waits for another.
  */
 static bool decode_stores(const folioi_cuda_plan *p, const folioi_call *call,
-                          const folioi_cuda_use *use, const folioi_cuda_layer *layer)
+                          const folioi_cuda_use *use, const layer_lines *lines,
+                          const folioi_cuda_layer *layer)
 {
     if (!has_private_slots(p) || call->append) return false;
     if (call->type != FOLIO_ATTENTION_DECODER || call->rotation.table != NULL) return false;
-    if (use->list < 0 || !has_kernels(use, &p->lists[use->list], layer)) return false;
-    const folioi_cuda_list *list = &p->lists[use->list];
-    const folioi_cuda_work *now = &list->now;
-    if (now->prefills || now->decode_rows == 0 || now->query_len > 1) return false;
-    return folioi_cuda_decode_stores(
-        folioi_cuda_pick(&use->decode, layer, &list->limits.sm, list->decode.max_rows), layer);
+    return lines->decode != NULL && lines->prefill == NULL &&
+           p->lists[use->list].now.query_len <= 1 &&
+           folioi_cuda_decode_stores(lines->decode, layer);
 }
 
-/* The number of the choice's line that takes a layer, from 1 on. */
+/* The number of the choice's line that takes a layer, from 1 on; 0: none. */
 static int number_of(const folioi_cuda_choice *choice, const folioi_cuda_line *line)
 {
     int i = 0;
-    while (choice->lines[i] != line) i++;
-    return i + 1;
+    while (line != NULL && choice->lines[i++] != line)
+        ;
+    return i;
 }
 
 folioi_cuda_picks folioi_cuda_picks_of(const folioi_cuda_plan *p, const folioi_call *call)
 {
-    folioi_cuda_picks picks = {0, 0};
     const folioi_cuda_use *use = folioi_cuda_use_of(p, call->attention_index, call->type);
-    folioi_cuda_layer layer = layer_of(call);
-    if (call->rotation.table != NULL) {
-        if (!can_rotate_queries(call)) return picks;
-        layer.q = layer.out;
-    }
-    if (use->list < 0 || !has_kernels(use, &p->lists[use->list], &layer)) return picks;
-    const folioi_cuda_list *list = &p->lists[use->list];
-    const folioi_cuda_sm *sm = &list->limits.sm;
-    if (list->now.prefills)
-        picks.prefill = number_of(&use->prefill, folioi_cuda_pick(&use->prefill, &layer, sm, 0));
-    if (list->now.decode_rows > 0)
-        picks.decode = number_of(&use->decode,
-                                 folioi_cuda_pick(&use->decode, &layer, sm, list->decode.max_rows));
-    return picks;
+    layer_lines lines = lines_of(p, call, use, layer_of(call));
+    return (folioi_cuda_picks){number_of(&use->prefill, lines.prefill),
+                               number_of(&use->decode, lines.decode)};
 }
 
+/* By the line, or by one after it where the driver cannot describe the layer to it. */
 static cudaError_t attend_prefills(const folioi_cuda_choice *choice, const folioi_cuda_run *run,
-                                   const folioi_cuda_list *list)
+                                   const folioi_cuda_list *list, const folioi_cuda_line *line)
 {
-    cudaError_t error = cudaErrorNotSupported;
-    for (int i = 0; i < FOLIOI_CUDA_MOST_LINES && error == cudaErrorNotSupported; i++) {
-        const folioi_prefill_line *line = (const void *)choice->lines[i];
-        if (line != NULL && folioi_cuda_line_matches(&line->line, run->layer, &list->limits.sm, 0))
-            error = line->launch(line, run, &list->prefill, &list->now.whole);
+    const folioi_prefill_line *first = (const void *)line;
+    cudaError_t error = first->launch(first, run, &list->prefill, &list->now.whole);
+    for (int i = number_of(choice, line);
+         i < FOLIOI_CUDA_MOST_LINES && error == cudaErrorNotSupported; i++) {
+        const folioi_prefill_line *next = (const void *)choice->lines[i];
+        if (next != NULL && folioi_cuda_line_matches(&next->line, run->layer, &list->limits.sm, 0))
+            error = next->launch(next, run, &list->prefill, &list->now.whole);
     }
     return error;
 }
 
 static folio_status attend(const folioi_cuda_plan *p, const folioi_call *call,
-                           const folioi_cuda_use *use, folioi_cuda_run *run,
-                           const folioi_cuda_noting *noting)
+                           const folioi_cuda_use *use, const layer_lines *lines,
+                           folioi_cuda_run *run, const folioi_cuda_noting *noting)
 {
     const folioi_cuda_list *list = &p->lists[use->list];
     TRY(find_counters(p, call, list->decode.counter_bytes, &run->counters));
-    if (list->now.prefills) TRY_CUDA(attend_prefills(&use->prefill, run, list), "kernel prefill");
-    if (list->now.decode_rows == 0) {
+    if (lines->prefill != NULL)
+        TRY_CUDA(attend_prefills(&use->prefill, run, list, lines->prefill), "kernel prefill");
+    if (lines->decode == NULL) {
         if (!p->may_pad) return FOLIO_OK;
         return folioi_cuda_status(folioi_cuda_generic(run, true), "kernel generic");
     }
-    const folioi_cuda_line *line =
-        folioi_cuda_pick(&use->decode, run->layer, &list->limits.sm, list->decode.max_rows);
-    TRY_CUDA(folioi_cuda_decode(line, run, &list->decode, list->now.decode_rows,
+    TRY_CUDA(folioi_cuda_decode(lines->decode, run, &list->decode, list->now.decode_rows,
                                 list->now.clustered, early_of(p, call, run->layer->k.base), noting),
              "kernel decode");
     if (call->foreign_workspace) return FOLIO_OK;
@@ -258,15 +269,6 @@ static folio_status attend(const folioi_cuda_plan *p, const folioi_call *call,
     p->ahead->stored = run->step->decode_stores ? run->layer->k.base : NULL;
     p->ahead->format = call->layer.format;
     return FOLIO_OK;
-}
-
-/* The line that decodes, where it is all that a layer runs; else NULL. */
-static const folioi_cuda_line *only_decode(const folioi_cuda_plan *p, const folioi_cuda_use *use,
-                                           const folioi_cuda_layer *layer)
-{
-    const folioi_cuda_list *list = &p->lists[use->list];
-    if (list->now.prefills || list->now.decode_rows == 0) return NULL;
-    return folioi_cuda_pick(&use->decode, layer, &list->limits.sm, list->decode.max_rows);
 }
 
 static folio_status run(const folioi_call *call)
@@ -283,20 +285,18 @@ static folio_status run(const folioi_call *call)
     layer.rotations =
         (folioi_cuda_rotations){call->rotation, call->tensors.positions, step.counts, step.seqs};
     const folioi_cuda_use *use = folioi_cuda_use_of(p, call->attention_index, call->type);
-    step.decode_stores = call->stores && decode_stores(p, call, use, &layer);
+    layer_lines lines = lines_of(p, call, use, layer);
+    step.decode_stores = call->stores && decode_stores(p, call, use, &lines, &layer);
     folioi_cuda_noting noting = noting_of(p, call, &step);
     if (call->stores && !step.decode_stores)
         TRY(store(call, folioi_cuda_at(p, cross ? p->cross_slots : p->slots), &layer.rotations,
                   &noting));
     if (call->rotation.table != NULL) TRY(rotate_queries(call, &layer));
     folioi_cuda_run now = {&layer, &step, call->workspace, NULL, call->stream};
-    bool is_listed = layer.rotations.rotation.table == NULL && use->list >= 0 &&
-                     has_kernels(use, &p->lists[use->list], &layer);
-    if (is_listed) TRY(attend(p, call, use, &now, &noting));
+    if (lines.is_listed) TRY(attend(p, call, use, &lines, &now, &noting));
     else TRY(folioi_cuda_status(folioi_cuda_generic(&now, false), "kernel generic"));
     if (noting.notes == NULL) return FOLIO_OK;
-    return note_rest(p, call, &layer, &step, &noting,
-                     is_listed ? only_decode(p, use, &layer) : NULL);
+    return note_rest(p, call, &layer, &step, &noting, lines.prefill == NULL ? lines.decode : NULL);
 }
 
 folio_status folioi_cuda_forward(const folioi_call *call)
