@@ -236,15 +236,19 @@ void make_tiles(const check_env *env, check_draw *d, int64_t index, check_attent
     add_one_thing(d, index, c);
 }
 
-/* One sequence with few new tokens, which a device may compute with clusters of blocks: parts of it may have no keys. */
+/*
+ * One sequence with few new tokens, which a device may compute with clusters of blocks: parts of it may have no keys. Many
+ * heads of one kv head may have several clusters.
+ */
 void make_alone(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
-    static const int32_t heads_per_kv[] = {4, 1, 3, 8, 16, 6, 2};
+    static const int32_t heads_per_kv[] = {4, 1, 3, 8, 16, 6, 2, 32};
     static const int32_t blocks[] = {16, 32, 16, 48};
     static const int64_t before[] = {1, 15, 16, 17, 100, 255, 256, 257, 600, 1023, 2000, 3100};
     kit_spec *s = &c->spec;
     check_base(env, d, c);
     s->num_kv_heads = (int32_t)check_int(d, 1, 3);
+    if (heads_per_kv[index % COUNT(heads_per_kv)] == 32) s->num_kv_heads = 1;
     s->num_heads = s->num_kv_heads * heads_per_kv[index % COUNT(heads_per_kv)];
     s->k_head_size = 128;
     s->dtype = query_dtypes[1 + index % 2];

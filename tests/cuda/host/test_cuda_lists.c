@@ -296,6 +296,9 @@ static int32_t check_parts(const folioi_decode_rule *rule, const folioi_cuda_seq
         at = t->end;
     }
     CHECK_INT(at, span.end);
+    bool is_whole =
+        rule->split_len == 0 && rule->cluster == 0 && span.end - span.base <= FOLIOI_DECODE_WHOLE;
+    CHECK(!is_whole || parts == 1);
     return parts;
 }
 
@@ -305,12 +308,16 @@ static void check_shares(const folioi_decode_table *table, int32_t num_shares, i
     int32_t at = 0;
     for (int32_t b = 0; b < num_shares; b++) {
         const folioi_decode_share *share = &table->shares[b];
+        int32_t tiles = 0;
         CHECK_INT(share->begin, at);
         for (at = share->begin; at < share->end; at++) {
             const folioi_decode_item *item = &table->items[at];
             CHECK_INT(item->share, b);
+            folioi_decode_item copy = *item;
+            copy.first_tile = tiles;
             if (at - share->begin < FOLIOI_DECODE_KEPT)
-                CHECK(memcmp(item, &share->kept[at - share->begin], sizeof *item) == 0);
+                CHECK(memcmp(&copy, &share->kept[at - share->begin], sizeof copy) == 0);
+            tiles += decode_tiles(item);
         }
         for (int32_t i = share->end - share->begin; i < FOLIOI_DECODE_KEPT; i++)
             CHECK_INT(share->kept[i].num_parts, 0);
@@ -318,17 +325,20 @@ static void check_shares(const folioi_decode_table *table, int32_t num_shares, i
     CHECK_INT(at, num_items);
 }
 
-/* Where the first tiles of each share's first item lie. */
+/* Where the first tiles of each share lie: one item's tiles after another's. */
 static void check_blocks(const folioi_decode_rule *rule, const folioi_decode_table *table)
 {
-    for (int32_t n = 0; n < rule->num_shares * FOLIOI_DECODE_TILES; n++) {
-        const folioi_decode_share *share = &table->shares[n / FOLIOI_DECODE_TILES];
-        const folioi_decode_item *item = &table->items[share->begin];
-        int64_t key = (share->begin < share->end ? item->begin / 16 : 0) * 16;
-        key += n % FOLIOI_DECODE_TILES * 16;
-        bool is_there = share->begin < share->end && key < item->end && table->blocks != NULL;
-        CHECK_INT(share->blocks[n % FOLIOI_DECODE_TILES],
-                  is_there ? table->blocks[item->sequence.table + key / rule->block_size] : -1);
+    for (int32_t b = 0; b < rule->num_shares; b++) {
+        const folioi_decode_share *share = &table->shares[b];
+        int32_t n = 0, items = share->end - share->begin;
+        for (int32_t i = 0; table->blocks != NULL && i < items && i < FOLIOI_DECODE_KEPT; i++) {
+            const folioi_decode_item *item = &table->items[share->begin + i];
+            for (int32_t key = item->begin / 16 * 16;
+                 item->begin < item->end && key < item->end && n < FOLIOI_DECODE_TILES; key += 16)
+                CHECK_INT(share->blocks[n++],
+                          table->blocks[item->sequence.table + key / rule->block_size]);
+        }
+        while (n < FOLIOI_DECODE_TILES) CHECK_INT(share->blocks[n++], -1);
     }
 }
 
@@ -347,6 +357,7 @@ TEST(cuda_lists, every_decode_key_once)
         folioi_decode_rule rule = {.heads_per_kv = 1 + draw(4),
                                    .max_rows = 16,
                                    .num_shares = 1 + draw(132),
+                                   .item_cost = decode_item_cost(16 << draw(8)),
                                    .split_len = draw(3) ? 0 : 512,
                                    .window_left = draw(3) ? -1 : draw(3000),
                                    .window_right = -1,

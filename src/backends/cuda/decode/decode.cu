@@ -147,9 +147,22 @@ static bool fits(block_fit *f, const folioi_cuda_sm *sm, int blocks, int warps, 
     return f->shared_bytes <= room && f->shared_bytes <= (size_t)sm->shared_of_block;
 }
 
-/* stage_elem: bytes of the widest number a stage may hold. */
+/*
+ * Blocks of half the warps, twice as many: items of few keys end sooner, as more of them are computed at once. Their warps
+ * add up in one round.
+ */
+static bool fit_few_keys(block_fit *f, const folioi_cuda_sm *sm, int most)
+{
+    f->out_copies = most / 2;
+    for (int stages = 4; stages >= 2; stages--)
+        if (fits(f, sm, 4, most / 2, stages)) return true;
+    return false;
+}
+
+/* stage_elem: bytes of the widest number a stage may hold. few_keys: no sequence sees more than FOLIOI_DECODE_WHOLE or so. */
 static block_fit fit_block(const decode_line *line, const folioi_cuda_sm *sm, bool paged,
-                           int k_dims, int v_dims, int stage_elem, int rows, bool scales)
+                           int k_dims, int v_dims, int stage_elem, int rows, bool scales,
+                           bool few_keys)
 {
     block_fit f = {};
     int many = line->warps[0] == 0 || (rows > 8 && line->warps[1] > 0);
@@ -160,16 +173,17 @@ static block_fit fit_block(const decode_line *line, const folioi_cuda_sm *sm, bo
     f.scales = scales;
     f.rows = many ? 16 : 8;
     f.row_blocks = line->warps[1] == 0 ? 2 : 1;
-    f.out_copies = !fixed || many ? 1 : k_dims * kv_bytes == 256 ? 3 : 2;
     f.q_forms = line->q_forms;
     /* fragments have 16 dims: what is read past the head size must be the row's own zeros */
     f.k_stride = row_stride((int)round_up(k_dims, 16), stage_elem);
     f.v_stride = row_stride((int)round_up(v_dims, 16), stage_elem);
-    if (fixed) f.k_stride = f.v_stride = fixed_stride(k_dims, kv_bytes, line->form);
+    if (fixed) f.k_stride = f.v_stride = k_dims * kv_bytes;
     f.stage_bytes = 16 * (f.k_stride + f.v_stride);
     f.q_stride = (int)round_up(k_dims, 16) + 8;
     f.out_stride = (int)round_up(v_dims, 32) + 4;
     f.out_bytes = f.rows * f.out_stride * (int)sizeof(float);
+    if (few_keys && fixed && !many && most % 2 == 0 && fit_few_keys(&f, sm, most)) return f;
+    f.out_copies = !fixed || many ? 1 : k_dims * kv_bytes == 256 ? 3 : 2;
     for (int warps = most; warps >= 4; warps--)
         for (int stages = 6; stages >= (warps > 4 ? 2 : 3); stages--)
             if (fits(&f, sm, 2, warps, stages)) return f;
@@ -187,7 +201,7 @@ static block_fit fit_cluster(const decode_line *line, const folioi_cuda_sm *sm, 
                              int cluster, bool stores)
 {
     int many = rows > 8;
-    block_fit f = fit_block(line, sm, true, dims, dims, 2, rows, false);
+    block_fit f = fit_block(line, sm, true, dims, dims, 2, rows, false, false);
     f.kernel = line->clustered[many][stores];
     f.noted = line->noted_clustered[many][stores];
     f.cluster = cluster;
@@ -202,6 +216,30 @@ static block_fit fit_cluster(const decode_line *line, const folioi_cuda_sm *sm, 
 }
 
 /* ---- what a layer allows ---- */
+
+/*
+ * Of one kv head with more than 16 query heads, 8 at a time are computed like a kv head of their own that has the same keys.
+ * Returns how many such slices there are; 0: decode does not compute it.
+ */
+static int slices_of(const folioi_cuda_layer *y)
+{
+    int heads = y->num_heads / y->num_kv_heads;
+    if (heads <= FOLIOI_DECODE_MAX_ROWS) return 1;
+    return y->num_kv_heads == 1 && heads % 8 == 0 && !y->k.head_scales && !y->v.head_scales
+               ? heads / 8
+               : 0;
+}
+
+/* A layer with a kv head for each slice. */
+static folioi_cuda_layer slice_layer(const folioi_cuda_layer *y)
+{
+    folioi_cuda_layer sliced = *y;
+    if (slices_of(y) <= 1) return sliced;
+    sliced.num_kv_heads = slices_of(y);
+    sliced.k.at.head = sliced.k.scales_at.head = sliced.new_k.head = 0;
+    sliced.v.at.head = sliced.v.scales_at.head = sliced.new_v.head = 0;
+    return sliced;
+}
 
 /* Bytes by which all rows of K and V can be copied; below 4 they are copied number by number. */
 static int widest_copy(const folioi_cuda_layer *y, int elem)
@@ -245,6 +283,12 @@ static bool is_fixed(const folioi_cuda_line *line, const folioi_cuda_layer *y)
            folioi_cuda_rows_aligned(&y->q, 2, 4);
 }
 
+/* Does one new token see so few keys that they are not cut? */
+static bool has_few_keys(const folioi_cuda_layer *y)
+{
+    return y->window_left >= 0 && y->window_left < FOLIOI_DECODE_WHOLE && y->window_right <= 0;
+}
+
 /* How a layer's block lies in shared memory; 0 warps: the device has too little of it. */
 static block_fit fit_layer(const folioi_cuda_line *line, const folioi_cuda_layer *y,
                            const folioi_cuda_sm *sm, int rows)
@@ -252,14 +296,14 @@ static block_fit fit_layer(const folioi_cuda_line *line, const folioi_cuda_layer
     bool wide = !y->cached || dtype_is_16_bit(y->kv_dtype) || (line->is_flexible && y->append);
     return fit_block((const decode_line *)line, sm, y->cached && folioi_cuda_has_pages(&y->k),
                      y->k_dims, y->v_dims, wide ? 2 : 1, rows,
-                     y->cached && y->kv_dtype == FOLIO_INT8);
+                     y->cached && y->kv_dtype == FOLIO_INT8, has_few_keys(y));
 }
 
 static bool matches(const folioi_cuda_line *line, const folioi_cuda_layer *y,
                     const folioi_cuda_sm *sm, int32_t rows)
 {
     if (!dtype_is_16_bit(y->dtype) || !folioi_cuda_new_rows_fit(y)) return false;
-    if (y->k_dims > 512 || y->num_heads / y->num_kv_heads > 16) return false;
+    if (y->k_dims > 512 || slices_of(y) == 0) return false;
     if (y->cached && y->kv_dtype == FOLIO_F32) return false;
     if (y->cached && folioi_cuda_form_of(y) == FOLIOI_FORM_OTHER) return false;
     /* probabilities are of the cache's type, and bf16 ones too coarse for f16 results */
@@ -271,7 +315,7 @@ static bool matches(const folioi_cuda_line *line, const folioi_cuda_layer *y,
 extern "C" bool folioi_cuda_decode_stores(const folioi_cuda_line *line, const folioi_cuda_layer *y)
 {
     return !line->is_flexible && dtype_is_16_bit(line->kv) && folioi_cuda_has_pages(&y->k) &&
-           y->new_k_dtype == y->kv_dtype && y->new_v_dtype == y->kv_dtype &&
+           slices_of(y) == 1 && y->new_k_dtype == y->kv_dtype && y->new_v_dtype == y->kv_dtype &&
            folioi_cuda_rows_aligned(&y->new_k, 2, 16) && folioi_cuda_rows_aligned(&y->new_v, 2, 16);
 }
 
@@ -325,12 +369,15 @@ static const int cluster_sizes[] = {16, 8};
 
 extern "C" void folioi_cuda_decode_clusters(folioi_cuda_limits *l)
 {
-    const folioi_cuda_layer *y = &l->prototype;
-    const decode_line *line = clustered_line(y, &l->sm, 1);
+    const folioi_cuda_layer y = slice_layer(&l->prototype);
+    const decode_line *line = clustered_line(&y, &l->sm, 1);
     if (!l->sm.overlaps || l->batch_invariant || line == NULL) return;
+    /* without clusters prefill is faster than slices, each of which reads the keys */
+    if (slices_of(&l->prototype) > 1 && !decode_is_clustered(1, l->max_seqs, l->max_seq_len))
+        return;
     for (int size : cluster_sizes) {
-        if (y->num_kv_heads * size > l->sm.count ||
-            clusters_at_once(line, &l->sm, y->v_dims, size) < y->num_kv_heads)
+        if (y.num_kv_heads * size > l->sm.count ||
+            clusters_at_once(line, &l->sm, y.v_dims, size) < y.num_kv_heads)
             continue;
         l->cluster = size;
         l->cluster_seqs = 1;
@@ -343,12 +390,13 @@ extern "C" void folioi_cuda_decode_clusters(folioi_cuda_limits *l)
 extern "C" void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan, const folioi_cuda_limits *l)
 {
     const folioi_cuda_layer *prototype = &l->prototype;
-    int heads_per_kv = prototype->num_heads / prototype->num_kv_heads,
-        heads = prototype->num_kv_heads;
+    int heads_per_kv = prototype->num_heads / prototype->num_kv_heads;
+    bool is_sliced = l->cluster > 0 && slices_of(prototype) > 1;
+    int heads = is_sliced ? slices_of(prototype) : prototype->num_kv_heads;
     *plan = {};
     int64_t rows =
         min_i64(l->max_query_len, max_i64(l->decode_rows / heads_per_kv, 1)) * heads_per_kv;
-    plan->max_rows = (int32_t)(rows > 16 ? 16 : round_up(rows, 2));
+    plan->max_rows = (int32_t)(rows > 16 && !is_sliced ? 16 : round_up(rows, 2));
     plan->sm = l->sm;
     plan->cluster = l->cluster;
     plan->cluster_seqs = l->cluster_seqs;
@@ -370,8 +418,8 @@ extern "C" void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan, const fol
                                     plan->max_items * (int64_t)sizeof(folioi_decode_item));
     plan->counter_bytes = (size_t)round_up(l->max_seqs * heads * 2 * 4, 256);
     plan->workspace_bytes =
-        plan->counter_bytes +
-        (size_t)(plan->max_stores * heads * plan->max_rows * (prototype->v_dims + 2) * 4);
+        plan->counter_bytes + (size_t)(plan->max_stores * prototype->num_kv_heads * plan->max_rows *
+                                       (prototype->v_dims + 2) * 4);
 }
 
 extern "C" folioi_decode_table folioi_cuda_decode_table(const folioi_cuda_decode_plan *plan)
@@ -382,10 +430,40 @@ extern "C" folioi_decode_table folioi_cuda_decode_table(const folioi_cuda_decode
 
 /* ---- a launch ---- */
 
+/* Can bulk copies take the scales of 16 tokens? Their places need 31 bits. Those of V lie as K's do: is_fixed. */
+static bool scales_in_bulk(decode_boxes *b, const folioi_cuda_layer *y)
+{
+    const folioi_address *at = &y->k.scales_at;
+    int64_t starts = (int64_t)(intptr_t)y->k.scales | (int64_t)(intptr_t)y->v.scales;
+    if (at->token_tile_stride != 1 || (at->block | at->head) % 4 != 0 || starts % 16 != 0 ||
+        at->block < 0 || at->head < 0 || at->block > INT32_MAX / (y->num_blocks + 1) ||
+        at->head > INT32_MAX / y->num_kv_heads ||
+        at->block * y->num_blocks + at->head * y->num_kv_heads > INT32_MAX)
+        return false;
+    b->scale_block = (int32_t)at->block;
+    b->scale_head = (int32_t)at->head;
+    return true;
+}
+
+/* Boxes for layers of a fixed line whose K and V are rows. */
+static bool describe_boxes(decode_boxes *b, const decode_line *line, const folioi_cuda_layer *y,
+                           const folioi_cuda_sm *sm, int bytes)
+{
+    if (line->line.is_flexible || line->form != FOLIOI_FORM_ROWS || sm->capability < 90 ||
+        sm->describe_tensor == NULL || !y->cached || y->block_size % 16 != 0 ||
+        folioi_cuda_has_pages(&y->k))
+        return false;
+    if (y->kv_dtype == FOLIO_INT8 && !scales_in_bulk(b, y)) return false;
+    bool has_panels = fixed_form(y->k_dims, bytes, FOLIOI_FORM_ROWS) == PANELED_TILE;
+    int panel = has_panels ? 128 : 0;
+    return describe_box(&b->k, y, sm, &y->k, y->k_dims, bytes, panel) &&
+           describe_box(&b->v, y, sm, &y->v, y->v_dims, bytes, panel);
+}
+
 static void fill_args(decode_args *a, const folioi_cuda_run *run,
                       const folioi_cuda_decode_plan *plan)
 {
-    const folioi_cuda_layer *y = run->layer;
+    const folioi_cuda_layer sliced = slice_layer(run->layer), *y = &sliced;
     const folioi_cuda_step *step = run->step;
     a->layer = *y;
     if (!y->cached) a->layer.kv_dtype = y->dtype;
@@ -402,7 +480,7 @@ static void fill_args(decode_args *a, const folioi_cuda_run *run,
     a->counters = run->counters;
     a->partials = (float *)(run->workspace + plan->counter_bytes);
     a->out_rows = step->out_rows;
-    a->max_rows = plan->max_rows;
+    a->max_rows = plan->max_rows / slices_of(run->layer);
     a->heads_per_kv = y->num_heads / y->num_kv_heads;
     a->kv_bytes = dtype_is_16_bit(a->layer.kv_dtype) ? 2 : 1;
     a->copy_bytes = widest_copy(&a->layer, a->kv_bytes);
@@ -433,9 +511,11 @@ extern "C" cudaError_t folioi_cuda_decode(const folioi_cuda_line *line, const fo
     a.early = early;
     fill_args(&a, run, plan);
     const decode_line *l = (const decode_line *)line;
+    rows /= slices_of(run->layer);
+    a.has_boxes = describe_boxes(&a.boxes, l, &a.layer, &plan->sm, a.kv_bytes);
     clustered = clustered && a.paged && l->cluster_warps[0] > 0;
     block_fit f = clustered ? fit_cluster(l, &plan->sm, line->v_dims, rows, plan->cluster, a.stores)
-                            : fit_layer(line, run->layer, &plan->sm, rows);
+                            : fit_layer(line, &a.layer, &plan->sm, rows);
     a.cluster = f.cluster;
     a.owned_slices = f.owned_slices;
     a.num_warps = f.num_warps;

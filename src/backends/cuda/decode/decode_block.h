@@ -9,11 +9,13 @@
 #define FOLIOI_DECODE_BLOCK_H
 
 #include "backends/cuda/decode/decode.h"
+#include "backends/cuda/decode/decode_boxes.h"
 #include "backends/cuda/decode/decode_tile.h"
 #include "backends/cuda/noted.h"
 
 #define MAX_WARPS 8
-#define STAGE_ALIGN 128 /* bulk copies are slower to other places */
+#define STAGE_ALIGN                                                                                \
+    1024 /* swizzled boxes lie there; bulk copies are slower to places that are no multiple of 128 */
 #define ROW_FLOATS                                                                                 \
     ((2 * MAX_WARPS + 2) * 16 + 16) /* maxima and sums, factors of q, a flag or barriers */
 
@@ -42,6 +44,7 @@ typedef struct decode_args {
     int32_t block_shift;           /* block_size is 1 << block_shift; -1: it is no power of two */
     int32_t one_block_tiles;       /* no tile lies in two blocks */
     int32_t bulk;      /* K of a block lies together, and V: bulk copies can take them */
+    int32_t has_boxes; /* rows come by `boxes` */
     int32_t paged;     /* K and V lie in native pages */
     int32_t xpacked;   /* V lies by dims */
     int32_t k_by_dims; /* and K too */
@@ -51,6 +54,7 @@ typedef struct decode_args {
         cluster; /* blocks of one, each with a part of the sequence; 0: parts meet in the workspace */
     int32_t owned_slices; /* most that a block of a cluster owns: decode_cluster.h */
     folioi_cuda_early early;
+    decode_boxes boxes;
 } decode_args;
 
 /* Of kernels that note bad writes. Functions that write K, V or out are templates of the arguments. */

@@ -47,8 +47,9 @@ static __device__ __noinline__ int ask_ahead(const decode_args &a, const folioi_
                                              int item, int64_t table, int tile, int low, int high)
 {
     if ((unsigned)tile >= (unsigned)high) return 0;
-    int kept = (tile >> 4) - (low >> 4);
-    if (item == share->begin && kept < FOLIOI_DECODE_TILES) return share->blocks[kept];
+    int kept = (tile >> 4) - (low >> 4), nth = item - share->begin;
+    if (nth < FOLIOI_DECODE_KEPT) kept += share->kept[nth].first_tile;
+    if (nth < FOLIOI_DECODE_KEPT && kept < FOLIOI_DECODE_TILES) return share->blocks[kept];
     return __ldg(a.blocks + table + block_index(a, tile));
 }
 
@@ -397,30 +398,45 @@ static __device__ __forceinline__ void copy_page(uint32_t dst, const char *from,
  * Is this tile copied in bulk? Both its copies and its wait depend on it. If new rows are to be stored, the last tile of an
  * item is not: it may have one (put_new_row).
  */
-template <int DIMS, int KV, folioi_cuda_form FORM, bool STORES>
+template <int KV, folioi_cuda_form FORM, bool STORES>
 static __device__ __forceinline__ bool comes_in_bulk(const decode_args &a, int tile, int low,
                                                      int high)
 {
-    constexpr int BYTES = KV == FOLIO_F16 || KV == FOLIO_BF16 ? 2 : 1;
-    constexpr bool CAN =
-        is_xpacked(FORM) ||
-        (BYTES == 2 && (FORM == FOLIOI_FORM_PAGES || fixed_form(DIMS, 2, FORM) == PACKED_TILE));
-    if (!HAS_BULK_COPIES || KV == 0 || !CAN) return false;
-    if (FORM != FOLIOI_FORM_PAGES && !a.bulk) return false;
+    if (!HAS_BULK_COPIES || KV == 0) return false;
+    if (FORM == FOLIOI_FORM_ROWS && !a.has_boxes) return false;
+    if (is_xpacked(FORM) && !a.bulk) return false;
     return tile >= low && tile + 16 + (STORES && a.stores) <= high;
 }
 
-/* Bulk copies of a tile that lies in one block: K and V, which are contiguous there, or a page. */
-template <int DIMS, int BYTES, folioi_cuda_form FORM>
+/* Scales of a tile in one block: 16 of K, then of V. */
+static __device__ __forceinline__ void copy_scales_bulk(const decode_args &a, int block,
+                                                        int in_block, uint32_t dst,
+                                                        uint32_t barrier, int kv_head)
+{
+    int first = block * a.boxes.scale_block + kv_head * a.boxes.scale_head + in_block;
+    bulk_copy(dst, a.layer.k.scales + first, 64, barrier);
+    bulk_copy(dst + 64, a.layer.v.scales + first, 64, barrier);
+}
+
+/* Bulk copies of a tile that lies in one block: K and V, which are contiguous there, a page, or boxes of rows. */
+template <int DIMS, int KV, folioi_cuda_form FORM>
 static __device__ __forceinline__ void copy_block_bulk(const decode_args &a, int block,
-                                                       int in_block, uint32_t dst, uint32_t barrier,
-                                                       int kv_head)
+                                                       int in_block, uint32_t dst, uint32_t scales,
+                                                       uint32_t barrier, int kv_head)
 {
     if constexpr (HAS_BULK_COPIES) {
+        constexpr int BYTES = KV == FOLIO_F16 || KV == FOLIO_BF16 ? 2 : 1;
+        constexpr bool SCALED = KV == FOLIO_INT8 && FORM == FOLIOI_FORM_ROWS;
         constexpr int HALF = 16 * DIMS * BYTES;
         constexpr bool ONE = FORM == FOLIOI_FORM_PAGES;
         if ((threadIdx.x & 31) != 0) return;
-        bulk_expect(barrier, 2 * HALF);
+        bulk_expect(barrier, 2 * HALF + (SCALED ? 128 : 0));
+        if (SCALED) copy_scales_bulk(a, block, in_block, scales, barrier, kv_head);
+        if (FORM == FOLIOI_FORM_ROWS) {
+            copy_box(dst, a.boxes.k, block, in_block, kv_head, barrier);
+            copy_box(dst + HALF, a.boxes.v, block, in_block, kv_head, barrier);
+            return;
+        }
         const char *k = tile_start<BYTES, FORM>(a.layer.k, block, in_block, kv_head);
         bulk_copy(dst, k, ONE ? 2 * HALF : HALF, barrier);
         if (ONE) return;
@@ -511,23 +527,39 @@ static __device__ __noinline__ void store_unseen_row(const A &a, const folioi_de
     }
 }
 
+/* Scales of a tile's K, then of its V; 0 for tokens that nobody sees. In fixed instances K and V have the same strides. */
+template <int KV>
+static __device__ __forceinline__ void copy_scales(const decode_args &a, const cursor &c,
+                                                   uint32_t dst, int block, bool valid, int kv_head)
+{
+    int lane = threadIdx.x & 31;
+    const folioi_address &at = KV || lane < 16 ? a.layer.k.scales_at : a.layer.v.scales_at;
+    const float *from = lane >= 16 ? a.layer.v.scales : a.layer.k.scales;
+    if (valid)
+        from += block * at.block + kv_head * at.head + (int64_t)c.in_block * at.token_tile_stride;
+    cp_async<4>(dst + 4 * lane, from, valid ? 4 : 0);
+}
+
 /* The copies of a fixed tile. */
 template <int DIMS, int KV, folioi_cuda_form FORM, bool STORES, class A, class C>
 static __device__ __forceinline__ void copy_fixed(const A &a, C &c, const block_shared &sh,
-                                                  uint32_t dst, uint32_t barrier, int block,
-                                                  bool valid, int kv_head)
+                                                  uint32_t dst, uint32_t scales, uint32_t barrier,
+                                                  int block, bool valid, int kv_head)
 {
     constexpr int BYTES = KV == FOLIO_F16 || KV == FOLIO_BF16 ? 2 : 1;
     const folioi_cuda_side &k = a.layer.k, &v = a.layer.v;
     uint32_t v_dst = dst + fixed_value(DIMS, BYTES, FORM);
     int in_block = c.in_block - (threadIdx.x & 15);
-    if (comes_in_bulk<DIMS, KV, FORM, STORES>(a, c.tile, c.low, c.high)) {
+    if (comes_in_bulk<KV, FORM, STORES>(a, c.tile, c.low, c.high)) {
         if (HAS_BULK_COPIES && c.wrote) bulk_fence();
         c.wrote = false;
-        copy_block_bulk<DIMS, BYTES, FORM>(a, block, in_block, dst, barrier, kv_head);
+        copy_block_bulk<DIMS, KV, FORM>(a, block, in_block, dst, scales, barrier, kv_head);
+        if (KV == FOLIO_INT8 && FORM != FOLIOI_FORM_ROWS)
+            copy_scales<KV>(a, c, scales, block, valid, kv_head);
         return;
     }
     c.wrote = true;
+    if constexpr (KV == FOLIO_INT8) copy_scales<KV>(a, c, scales, block, valid, kv_head);
     if constexpr (is_xpacked(FORM)) {
         copy_xpacked<DIMS, KV, FORM>(a, c, dst, block, valid, kv_head);
     } else if constexpr (FORM == FOLIOI_FORM_PAGES) {
@@ -538,7 +570,7 @@ static __device__ __forceinline__ void copy_fixed(const A &a, C &c, const block_
         if (STORES && new_key != NO_KEY)
             put_new_row<DIMS>(a, c, item_at(a, sh, c.item)->sequence.new_row, new_key & 15, kv_head,
                               dst, (char *)from);
-    } else if (a.one_block_tiles && c.tile >= c.low && c.tile + 16 <= c.high) {
+    } else if (!HAS_BULK_COPIES && a.one_block_tiles && c.tile >= c.low && c.tile + 16 <= c.high) {
         const char *k_from = tile_start<BYTES, FORM>(k, block, in_block, kv_head);
         const char *v_from = tile_start<BYTES, FORM>(v, block, in_block, kv_head);
         if (a.bulk) {
@@ -557,20 +589,6 @@ static __device__ __forceinline__ void copy_fixed(const A &a, C &c, const block_
 
 /* ---- a stage ---- */
 
-/* Scales of a tile's K, then of its V; 0 for tokens that nobody sees. In fixed instances K and V have the same strides. */
-template <int KV>
-static __device__ __forceinline__ void copy_scales(const decode_args &a, const cursor &c,
-                                                   const block_shared &sh, int stage, int block,
-                                                   bool valid, int kv_head)
-{
-    int lane = threadIdx.x & 31;
-    const folioi_address &at = KV || lane < 16 ? a.layer.k.scales_at : a.layer.v.scales_at;
-    const float *from = lane >= 16 ? a.layer.v.scales : a.layer.k.scales;
-    if (valid)
-        from += block * at.block + kv_head * at.head + (int64_t)c.in_block * at.token_tile_stride;
-    cp_async<4>(shared_address(sh.scales + stage * 32 + lane), from, valid ? 4 : 0);
-}
-
 /* Start the copies of the cursor's tile into a stage, as one batch, and move on. */
 template <int DIMS, int KV, folioi_cuda_form FORM, bool STORES, class A, class C>
 static __device__ __forceinline__ void fetch(const A &a, C &c, const block_shared &sh, int stage,
@@ -585,21 +603,21 @@ static __device__ __forceinline__ void fetch(const A &a, C &c, const block_share
     }
     bool valid = token >= low && token < high;
     uint32_t dst = shared_address(sh.stages) + stage * a.stage_bytes;
+    uint32_t scales = shared_address(sh.scales + stage * 32);
     if constexpr (KV != 0) {
         int block = c.block;
         if (a.one_block_tiles) {
             block = __shfl_sync(ALL_LANES, c.blocks, c.num_used++);
             c.in_block = token - block_index(a, token) * a.layer.block_size;
         }
-        if constexpr (KV == FOLIO_INT8) copy_scales<KV>(a, c, sh, stage, block, valid, kv_head);
-        copy_fixed<DIMS, KV, FORM, STORES>(a, c, sh, dst, shared_address(sh.barriers + stage),
-                                           block, valid, kv_head);
+        copy_fixed<DIMS, KV, FORM, STORES>(
+            a, c, sh, dst, scales, shared_address(sh.barriers + stage), block, valid, kv_head);
     } else {
         bool by_dims = a.xpacked && !c.fresh && (lane >= 16 || a.k_by_dims);
         bool read = is_read(by_dims, token, low, high);
         copy_flexible(a, c, dst, row_address<KV>(a, c, c.block, read, kv_head, lane));
         if (a.layer.k.scales != NULL && !c.fresh)
-            copy_scales<KV>(a, c, sh, stage, c.block, valid, kv_head);
+            copy_scales<KV>(a, c, scales, c.block, valid, kv_head);
         if (lane == 0) {
             tile_note note = {2 * c.item + c.fresh, c.tile, low, high};
             *(int4 *)&sh.notes[stage] = *(int4 *)&note;

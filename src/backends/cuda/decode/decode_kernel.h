@@ -49,6 +49,9 @@ struct decode_instance {
                   "other scores do not read K by dims");
 };
 
+/* Do int8's scales come by copies of their own, beside those of a tile in bulk? */
+template <class I> static constexpr bool SCALES_APART = I::INT8 &&I::FORM != FOLIOI_FORM_ROWS;
+
 /* Load the block's share to shared memory and make its barriers. The counts are needed at the end only, but come with it. */
 static __device__ __forceinline__ void load_share(const decode_args &a, const block_shared &sh,
                                                   int share)
@@ -75,18 +78,20 @@ template <class I>
 static __device__ __forceinline__ int start_tile(const decode_args &a, const block_shared &sh,
                                                  int kv_head, int warp)
 {
-    if constexpr (!HAS_BULK_COPIES || !(I::PAGED || is_xpacked(I::FORM)) || I::INT8) return 0;
+    if constexpr (!HAS_BULK_COPIES || I::KV == 0 || SCALES_APART<I>) return 0;
     const folioi_decode_item &item = sh.share->kept[0];
     int lane = threadIdx.x & 31, tile = first_tile(a, item.begin, warp);
-    if (warp == 0 && lane / 4 < item.sequence.query_len * a.heads_per_kv && lane % 4 < I::VMAX / 64)
+    if (warp == 0 && lane / 4 < item.sequence.query_len * a.heads_per_kv &&
+        lane % 4 < (I::VMAX + 63) / 64)
         prefetch(q_row(a, item.sequence, lane / 4, kv_head) + lane % 4 * 64);
     if (I::STORES && a.stores && warp == 1 && lane < I::VMAX / 32) /* lines of a new row */
         prefetch(new_unit<I::VMAX>(a, item.sequence.new_row, kv_head, 8 * lane));
-    if (!comes_in_bulk<I::VMAX, I::KV, I::FORM, I::STORES>(a, tile, item.begin, item.end)) return 0;
+    if (!comes_in_bulk<I::KV, I::FORM, I::STORES>(a, tile, item.begin, item.end)) return 0;
     int block = sh.share->blocks[(tile >> 4) - (item.begin >> 4)];
     int in_block = tile - block_index(a, tile) * a.layer.block_size;
-    copy_block_bulk<I::VMAX, I::BYTES, I::FORM>(a, block, in_block, shared_address(sh.stages),
-                                                shared_address(sh.barriers), kv_head);
+    copy_block_bulk<I::VMAX, I::KV, I::FORM>(a, block, in_block, shared_address(sh.stages),
+                                             shared_address(sh.scales), shared_address(sh.barriers),
+                                             kv_head);
     return 1;
 }
 
@@ -205,14 +210,13 @@ static __device__ __forceinline__ void await_tile(const decode_args &a, const bl
                                                   const tile_view &tile, int stage, int filled,
                                                   uint32_t &phases)
 {
-    bool in_bulk =
-        comes_in_bulk<I::VMAX, I::KV, I::FORM, I::STORES>(a, tile.tile, tile.low, tile.high);
+    bool in_bulk = comes_in_bulk<I::KV, I::FORM, I::STORES>(a, tile.tile, tile.low, tile.high);
     if (in_bulk) {
         if constexpr (HAS_BULK_COPIES)
             bulk_wait(shared_address(sh.barriers + stage), phases >> stage & 1);
         phases ^= 1u << stage;
     }
-    if (!in_bulk || I::INT8) wait_stage<I::EIGHT>(filled); /* scales do not come in bulk */
+    if (!in_bulk || SCALES_APART<I>) wait_stage<I::EIGHT>(filled);
 }
 
 template <int VMAX, int NT, int KV, int WARPS, folioi_cuda_form FORM, bool CLUSTERED = false,
@@ -233,6 +237,8 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
             ((uint4 *)sh.stages)[n] = make_uint4(0, 0, 0, 0);
         __syncwarp();
     }
+    if constexpr (HAS_BULK_COPIES && KV != 0 && FORM == FOLIOI_FORM_ROWS)
+        if (a.has_boxes && threadIdx.x == 0) prefetch_box(a.boxes.k), prefetch_box(a.boxes.v);
     if constexpr (CLUSTERED) open_inbox(a, sh);
     if (a.early == FOLIOI_EARLY_NOTHING) await_kernels_ahead();
     load_share(a, sh, share);
@@ -253,6 +259,9 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
     /* prefetch the counters that this block will use */
     if (!CLUSTERED && threadIdx.x < FOLIOI_DECODE_KEPT && sh.share->kept[threadIdx.x].num_parts > 1)
         prefetch(counter_of(a, sh.share->kept[threadIdx.x].seq, kv_head, first_row));
+    if constexpr (!CLUSTERED && !I::EIGHT) /* there it would cost a register too many */
+        if (a.layer.sinks != NULL && threadIdx.x == 0)
+            prefetch(a.layer.sinks + kv_head * a.heads_per_kv);
     if (filled > 0) {
         c.num_used = 1;
         step_cursor<KV>(a, sh, c, warp, first_row);

@@ -48,7 +48,7 @@ static __device__ __forceinline__ void scores_packed(float s[NT][4], uint32_t k_
     for (int d = 0; d < DIMS / 16; d += 2) {
         uint32_t low[4], high[4];
         load_shared(low, from + d * 32);
-        load_shared(high, from + d * 32 + 8 * fixed_stride(DIMS, 2, FOLIOI_FORM_ROWS));
+        load_shared(high, from + d * 32 + 8 * DIMS * 2);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint32_t k[4] = {low[2 * half], high[2 * half], low[2 * half + 1], high[2 * half + 1]};

@@ -18,14 +18,14 @@ struct tile_view {
 };
 
 /*
- * The forms of fixed tiles. Padding or an XOR of 16-byte chunks keeps ldmatrix free of bank conflicts. Bulk copies of
- * contiguous rows cannot do that: fragments are then made of 16-byte loads.
+ * The forms of fixed tiles. Panels, whose 16-byte chunks are XORed with the token, keep ldmatrix free of bank conflicts. Rows
+ * as close as they are in memory are read in 16-byte loads, or two of 8 lie in the same banks.
  */
 enum tile_form {
-    PADDED_TILE,   /* rows an odd number of chunks apart */
-    SWIZZLED_TILE, /* rows of 128 bytes: chunk c of row t at place c ^ t % 8 */
-    PACKED_TILE,   /* rows as a block of the cache has them */
-    PAGED_TILE,    /* a native page: K and V of 8 tokens, then of 8 more; see stored_rows.h */
+    PANELED_TILE, /* panels of 128 bytes of 16 tokens: chunk c of row t at place c % 8 ^ t % 8 */
+    CLOSE_TILE,   /* rows one behind another */
+    PACKED_TILE,  /* the same, read in 16-byte loads */
+    PAGED_TILE,   /* a native page: K and V of 8 tokens, then of 8 more; see stored_rows.h */
     UNITS_TILE, /* x-packed K: chunk c of all tokens, then chunk c + 1. What lies by dims: [dim][token] */
 };
 
@@ -40,21 +40,14 @@ static __host__ __device__ constexpr tile_form fixed_form(int dims, int bytes,
 {
     if (form == FOLIOI_FORM_PAGES) return PAGED_TILE;
     if (is_xpacked(form)) return UNITS_TILE;
-    return dims * bytes == 128         ? SWIZZLED_TILE
-           : dims == 128 && bytes == 2 ? PACKED_TILE
-                                       : PADDED_TILE;
+    if (bytes == 2 && (dims == 96 || dims == 128)) return PACKED_TILE;
+    return dims > 0 && dims * bytes % 128 == 0 ? PANELED_TILE : CLOSE_TILE; /* 0: flexible rows */
 }
 
-/* Bytes between rows of a fixed tile, if they are all as far apart. */
-static __host__ __device__ constexpr int fixed_stride(int dims, int bytes, folioi_cuda_form form)
-{
-    return dims * bytes + (fixed_form(dims, bytes, form) == PADDED_TILE ? 16 : 0);
-}
-
-/* From K to V. */
+/* Bytes from K to V of a fixed tile. */
 static __host__ __device__ constexpr int fixed_value(int dims, int bytes, folioi_cuda_form form)
 {
-    return form == FOLIOI_FORM_PAGES ? 8 * dims * bytes : 16 * fixed_stride(dims, bytes, form);
+    return (form == FOLIOI_FORM_PAGES ? 8 : 16) * dims * bytes;
 }
 
 /* Where 16-byte chunk c of token t of a fixed tile lies. */
@@ -65,9 +58,9 @@ static __device__ __forceinline__ int fixed_place(int t, int c)
     if (TILE == PAGED_TILE)
         return t / 8 * 2 * fixed_value(DIMS, BYTES, FORM) + t % 8 * 128 + c / 8 * 1024 +
                ((c ^ t) & 7) * 16;
-    if (TILE == SWIZZLED_TILE) return t * 128 + ((c ^ t) & 7) * 16;
+    if (TILE == PANELED_TILE) return c / 8 * 2048 + t * 128 + ((c ^ t) & 7) * 16;
     if (TILE == UNITS_TILE) return c * 256 + t * 16;
-    return t * fixed_stride(DIMS, BYTES, FORM) + c * 16;
+    return t * DIMS * BYTES + c * 16;
 }
 
 /* From the place of chunk 0 or 1 of a row to that of chunk 0 or 1 + c, c being even; tiles are at multiples of 128. */
@@ -77,7 +70,8 @@ static __device__ __forceinline__ uint32_t fixed_step(uint32_t place, int c)
     constexpr tile_form TILE = fixed_form(DIMS, BYTES, FORM);
     if (TILE == PAGED_TILE) return (place ^ (uint32_t)(c % 8 * 16)) + c / 8 * 1024;
     if (TILE == UNITS_TILE) return place + c * 256;
-    return TILE == SWIZZLED_TILE ? place ^ (uint32_t)(c * 16) : place + c * 16;
+    if (TILE == PANELED_TILE) return (place ^ (uint32_t)(c % 8 * 16)) + c / 8 * 2048;
+    return place + c * 16;
 }
 
 /* Does a fixed tile have its tokens spread, as tile_token tells? */

@@ -44,7 +44,7 @@ template <int DIMS> struct values_packed {
     {
         if (i % 2 == 0) {
             load_shared(raw, from + i * 32);
-            load_shared(raw + 4, from + i * 32 + 8 * fixed_stride(DIMS, 2, FOLIOI_FORM_ROWS));
+            load_shared(raw + 4, from + i * 32 + 8 * DIMS * 2);
         }
 #pragma unroll
         for (int e = 0; e < 4; e++) v[e] = movmatrix(raw[e / 2 * 4 + i % 2 * 2 + e % 2]);

@@ -35,7 +35,8 @@ static folioi_cuda_list list_of(const folioi_plan_shape *shape, const folioi_cud
         folioi_cuda_decode_clusters(l);
     /* with fewer blocks the second fragment of rows takes longer than prefill */
     if (decode_is_clustered(l->cluster_seqs, d->max_seqs, d->max_seq_len))
-        list.prefill.shape.decode_rows = l->cluster < 16 && heads_per_kv <= 8 ? 8 : 16;
+        list.prefill.shape.decode_rows =
+            l->cluster < 16 && heads_per_kv <= 8 ? 8 : (int32_t)max_i64(heads_per_kv, 16);
     l->decode_rows = list.prefill.shape.decode_rows;
     list.limit.query_len = l->max_query_len;
     list.limit.prefills = l->max_query_len * heads_per_kv > l->decode_rows;
@@ -109,10 +110,13 @@ void folioi_cuda_lists_init(folioi_cuda_plan *p)
 
 static folioi_decode_rule rule_of(const folioi_cuda_plan *p, const folioi_cuda_list *list)
 {
+    const folioi_cuda_layer *l = &list->limits.prototype;
+    int64_t key_bytes = (int64_t)(l->k_dims + l->v_dims) * (dtype_is_16_bit(l->kv_dtype) ? 2 : 1);
     return (folioi_decode_rule){.heads_per_kv = list->prefill.shape.heads_per_kv,
                                 .max_rows = list->decode.max_rows,
                                 .num_shares = list->decode.num_shares,
                                 .split_len = list->decode.split_len,
+                                .item_cost = decode_item_cost(key_bytes),
                                 .cluster = list->decode.cluster,
                                 .cluster_seqs = list->decode.cluster_seqs,
                                 .window_left = list->prefill.shape.window_left,

@@ -16,17 +16,18 @@
 
 #include "backends/cuda/step/cuda_step.h"
 
-#define FOLIOI_DECODE_CUT 64        /* cuts lie at multiples of this many keys           */
-#define FOLIOI_DECODE_ITEM_COST 192 /* what an item costs beside its keys, in keys       */
-#define FOLIOI_DECODE_CUT_COST 320  /* what a cut costs: an item more, and the merge     */
+#define FOLIOI_DECODE_CUT 64           /* cuts lie at multiples of this many keys           */
+#define FOLIOI_DECODE_ITEM_BYTES 98304 /* what an item costs beside its keys, in bytes of keys */
+#define FOLIOI_DECODE_WHOLE 128        /* so many keys are not cut: a tile for each warp    */
 
 /** A stretch of one sequence's keys; a multiple of 16 bytes. */
 typedef struct folioi_decode_item {
     int32_t seq, begin, end; /* begin == end: the sequence has no key to see */
     int32_t part, num_parts; /* of the sequence                               */
     int32_t store;           /* part 0's place in the workspace; num_parts > 1 */
-    int32_t share, unused;
-    int64_t slot;             /* of the sequence's first new token; -1: none */
+    int32_t share;
+    int32_t first_tile; /* of a share's first items: how many tiles those before it have; else 0 */
+    int64_t slot;       /* of the sequence's first new token; -1: none */
     folioi_cuda_seq sequence; /* a copy, so that it comes with the item */
 } folioi_decode_item;
 
@@ -34,8 +35,8 @@ typedef struct folioi_decode_item {
 #define FOLIOI_DECODE_TILES 32
 
 /**
- * A share: which items it has, and copies of the first ones, so that a block needs one load. Also the block numbers of the
- * first item's first tiles of 16 keys: their copies can start right after that load. A multiple of 16 bytes.
+ * A share: which items it has, and copies of the first ones, so that a block needs one load. Also the block numbers of
+ * these items' first tiles of 16 keys: their copies can start right after that load. A multiple of 16 bytes.
  */
 typedef struct folioi_decode_share {
     int32_t begin, end; /* among the schedule's items */
@@ -55,6 +56,7 @@ typedef struct folioi_decode_table {
 /** What the schedule depends on beside the sequences. */
 typedef struct folioi_decode_rule {
     int32_t heads_per_kv, max_rows, num_shares, split_len;
+    int32_t item_cost;    /* of decode_item_cost                                     */
     int32_t cluster;      /* parts of each sequence, in steps of up to cluster_seqs of them */
     int32_t cluster_seqs; /* 0: no step has clusters                                        */
     int64_t window_left, window_right;
@@ -110,6 +112,12 @@ SHARED_INLINE folioi_decode_span decode_span(const folioi_decode_rule *rule,
     return span;
 }
 
+/** What an item costs beside its keys, in keys. key_bytes: K and V of a key and kv head. */
+SHARED_INLINE int32_t decode_item_cost(int64_t key_bytes)
+{
+    return (int32_t)(FOLIOI_DECODE_ITEM_BYTES / decode_clamp(key_bytes, 128, 1024));
+}
+
 /** Fixed parts: number of the first, and how many. */
 SHARED_INLINE int32_t decode_fixed_parts(const folioi_decode_rule *rule,
                                          const folioi_decode_span *span, int32_t *first)
@@ -125,7 +133,7 @@ SHARED_INLINE int64_t decode_cost(const folioi_decode_rule *rule, const folioi_d
     if (rule->cluster > 0) return rule->cluster; /* a stretch is one part */
     int32_t first, parts = 1;
     if (rule->split_len > 0) parts = decode_fixed_parts(rule, span, &first);
-    return span->end - span->base + (int64_t)parts * FOLIOI_DECODE_ITEM_COST;
+    return span->end - span->base + (int64_t)parts * rule->item_cost;
 }
 
 #define FOLIOI_DECODE_CHOICES 3
@@ -137,12 +145,11 @@ SHARED_INLINE int32_t decode_choice(const folioi_decode_rule *rule, int32_t c)
     return rule->num_shares - c * (rule->num_shares / 32);
 }
 
-/** Is a choice with fewer shares better? It must save half of the cuts, and its stretches may be longer by one cut's cost. */
-SHARED_INLINE int32_t decode_better(const folioi_decode_rule *rule, int32_t items, int64_t stretch,
-                                    int32_t all_items, int64_t all_stretch)
+/** Is a choice with fewer shares better? It must save some cuts, and its stretches may be longer by an item's cost. */
+SHARED_INLINE bool decode_better(const folioi_decode_rule *rule, int32_t items, int64_t stretch,
+                                 int32_t all_items, int64_t all_stretch)
 {
-    return items <= all_items - rule->num_shares / 2 &&
-           stretch <= all_stretch + FOLIOI_DECODE_CUT_COST;
+    return items <= all_items - rule->num_shares / 8 && stretch <= all_stretch + rule->item_cost;
 }
 
 /** Length of a share's stretch; at least FOLIOI_DECODE_CUT, so that no part between two cuts is empty. */
@@ -153,10 +160,10 @@ SHARED_INLINE int64_t decode_stretch(int32_t num_shares, int64_t total)
 }
 
 /** Key at which the end of share b cuts a sequence that starts at x. */
-SHARED_INLINE int32_t decode_cut(const folioi_decode_span *span, int64_t x, int64_t stretch,
-                                 int64_t b)
+SHARED_INLINE int32_t decode_cut(const folioi_decode_rule *rule, const folioi_decode_span *span,
+                                 int64_t x, int64_t stretch, int64_t b)
 {
-    int64_t keys = (b + 1) * stretch - x - FOLIOI_DECODE_ITEM_COST + FOLIOI_DECODE_CUT / 2;
+    int64_t keys = (b + 1) * stretch - x - rule->item_cost + FOLIOI_DECODE_CUT / 2;
     keys = keys < 0 ? 0 : keys / FOLIOI_DECODE_CUT * FOLIOI_DECODE_CUT;
     return (int32_t)decode_clamp(span->base + keys, span->begin, span->end);
 }
@@ -165,10 +172,12 @@ SHARED_INLINE int32_t decode_cut(const folioi_decode_span *span, int64_t x, int6
 SHARED_INLINE void decode_shares(const folioi_decode_rule *rule, const folioi_decode_span *span,
                                  int64_t x, int64_t stretch, int64_t *first, int64_t *last)
 {
+    int64_t cost = decode_cost(rule, span);
     *first = x / stretch;
-    *last = (x + decode_cost(rule, span) - 1) / stretch;
-    while (*first < *last && decode_cut(span, x, stretch, *first) <= span->begin) ++*first;
-    while (*first < *last && decode_cut(span, x, stretch, *last - 1) >= span->end) --*last;
+    *last = (x + cost - 1) / stretch;
+    if (span->end - span->base <= FOLIOI_DECODE_WHOLE) *first = *last = (x + cost / 2) / stretch;
+    while (*first < *last && decode_cut(rule, span, x, stretch, *first) <= span->begin) ++*first;
+    while (*first < *last && decode_cut(rule, span, x, stretch, *last - 1) >= span->end) --*last;
 }
 
 /** How many parts a sequence at x has; *first: fixed part or share of part 0. */
@@ -210,12 +219,12 @@ SHARED_INLINE void decode_part(const folioi_decode_rule *rule, const folioi_deco
         int64_t low = (first + p) * rule->split_len;
         if (p > 0) item->begin = (int32_t)low;
         if (p + 1 < parts) item->end = (int32_t)(low + rule->split_len);
-        int64_t cost = FOLIOI_DECODE_ITEM_COST + item->end - item->begin;
-        int64_t at = x + (int64_t)p * FOLIOI_DECODE_ITEM_COST + item->begin - span->base;
+        int64_t cost = rule->item_cost + item->end - item->begin;
+        int64_t at = x + (int64_t)p * rule->item_cost + item->begin - span->base;
         share = (at + cost / 2) / stretch;
     } else {
-        if (p > 0) item->begin = decode_cut(span, x, stretch, share - 1);
-        if (p + 1 < parts) item->end = decode_cut(span, x, stretch, share);
+        if (p > 0) item->begin = decode_cut(rule, span, x, stretch, share - 1);
+        if (p + 1 < parts) item->end = decode_cut(rule, span, x, stretch, share);
     }
     item->share = (int32_t)decode_clamp(share, 0, rule->num_shares - 1);
 }
@@ -250,13 +259,22 @@ SHARED_INLINE void decode_bound_share(const folioi_decode_rule *rule,
     if (b > 0) table->shares[b - 1].end = at;
 }
 
+/** Tiles of 16 keys that an item has a key of. */
+SHARED_INLINE int32_t decode_tiles(const folioi_decode_item *item)
+{
+    return item->begin < item->end ? (item->end - 1) / 16 - item->begin / 16 + 1 : 0;
+}
+
 /** Item n % FOLIOI_DECODE_KEPT of a share that has its bounds. */
 SHARED_INLINE void decode_keep_item(const folioi_decode_table *table, int32_t n)
 {
     folioi_decode_item none = {0};
     folioi_decode_share *share = &table->shares[n / FOLIOI_DECODE_KEPT];
+    const folioi_decode_item *first = &table->items[share->begin];
     int32_t i = n % FOLIOI_DECODE_KEPT;
-    share->kept[i] = share->begin + i < share->end ? table->items[share->begin + i] : none;
+    share->kept[i] = share->begin + i < share->end ? first[i] : none;
+    for (int32_t j = 0; j < i && share->begin + i < share->end; j++)
+        share->kept[i].first_tile += decode_tiles(&first[j]);
     if (i == 0) share->unused[0] = share->unused[1] = 0;
 }
 
@@ -265,10 +283,15 @@ SHARED_INLINE void decode_keep_block(const folioi_decode_rule *rule,
                                      const folioi_decode_table *table, int32_t n)
 {
     folioi_decode_share *share = &table->shares[n / FOLIOI_DECODE_TILES];
-    const folioi_decode_item *item = &share->kept[0];
-    int32_t i = n % FOLIOI_DECODE_TILES, key = (item->begin / 16 + i) * 16;
-    bool is_there = table->blocks != 0 && share->begin < share->end && key < item->end;
-    share->blocks[i] = is_there ? table->blocks[item->sequence.table + key / rule->block_size] : -1;
+    int32_t i = n % FOLIOI_DECODE_TILES, at = 0;
+    share->blocks[i] = -1;
+    for (int32_t k = 0; table->blocks != 0 && k < FOLIOI_DECODE_KEPT; k++) {
+        const folioi_decode_item *item = &share->kept[k];
+        int32_t tiles = decode_tiles(item), key = (item->begin / 16 + i - at) * 16;
+        if (i >= at && i < at + tiles)
+            share->blocks[i] = table->blocks[item->sequence.table + key / rule->block_size];
+        at += tiles;
+    }
 }
 
 /** Cost of sequences [first, last). */
@@ -299,7 +322,7 @@ SHARED_INLINE folioi_decode_count decode_items(const folioi_decode_rule *rule,
             decode_part(rule, &span, x, stretch, first_share, parts, p, item);
             item->seq = s;
             item->store = at.stores;
-            item->unused = 0;
+            item->first_tile = 0;
             item->slot = -1;
             item->sequence = seqs[s];
         }
