@@ -44,13 +44,15 @@ struct problem {
     folioi_kv_format format;
     std::vector<folioi_cuda_seq> seqs;
     std::vector<int32_t> table;
-    numbers q, cache, out;
-    std::vector<float> lse, sinks, slopes;
+    numbers q, out;
+    std::vector<char> cache;
+    std::vector<bool> is_anyones; /* bytes of it that hold a sequence's numbers */
+    std::vector<float> lse, sinks, slopes, head_scales;
     int64_t rows, num_blocks;
     int32_t batch_invariant;
     bool is_graph, is_in_place, has_odd, from_rows;
     float scale_by;
-    uint16_t unseen; /* what slots hold that are nobody's */
+    uint16_t unseen; /* what slots hold that are nobody's: of 8-bit numbers its lower byte, and of their scales */
 };
 
 /* What a run is told to do, and what its cases were like. */
@@ -107,12 +109,27 @@ static void draw_options(problem *p)
     if (kind & 2) l->slopes = p->slopes.data();
 }
 
+/* fp8: of each cache, or of each kv head. */
+static void draw_scales(problem *p)
+{
+    folioi_cuda_layer *l = &p->layer;
+    l->k.scale = (float)one_of({1, 3, 16}) / 4.0f;
+    l->v.scale = (float)one_of({1, 4, 100}) / 4.0f;
+    if (one_in(2)) return;
+    for (int i = 0; i < 2 * l->num_kv_heads; i++)
+        p->head_scales.push_back((float)one_of({1, 2, 3, 5}) / 3.0f);
+    l->k.head_scales = p->head_scales.data();
+    l->v.head_scales = l->k.head_scales + l->num_kv_heads;
+    l->k.scale = l->v.scale = 1.0f;
+}
+
 static void draw_heads(problem *p)
 {
     folioi_cuda_layer *l = &p->layer;
     int32_t group =
         one_of({1, 1, 2, 3, 4, 4, 5, 6, 7, 8, 8, 12, 16, 17, 32, 64, 71, 128, 150, 200});
-    l->dtype = l->kv_dtype = p->line->line.dtype;
+    l->dtype = p->line->line.dtype;
+    l->kv_dtype = p->line->line.kv;
     l->k_dims = p->line->line.k_dims;
     l->v_dims = p->line->line.v_dims;
     l->num_kv_heads = group > 32 ? 1 : one_of({1, 1, 2, 3, 4});
@@ -125,6 +142,7 @@ static void draw_heads(problem *p)
     l->cached = 1;
     l->v_in_k = p->line->line.v_in_k;
     l->k.scale = l->v.scale = 1.0f;
+    if (dtype_is_fp8(l->kv_dtype)) draw_scales(p);
     p->sm.capability = 90;
     p->sm.count = (int32_t)(1 + machine_draw(5));
     p->sm.describe_tensor = emulated_describe_tensor();
@@ -250,25 +268,48 @@ static void make_table(problem *p)
     p->table.resize(p->table.size() + 64, nobodys);
 }
 
-static int64_t place_in_cache(const problem *p, const folioi_cuda_side *side,
-                              const folioi_cuda_seq *s, int64_t head, int64_t key, int64_t dim)
+/* A number of the cache, at an index from `base`, and whose scale is another's. */
+static void put_number(problem *p, const void *base, folio_dtype dtype, int64_t index, float x)
 {
-    int32_t size = p->layer.block_size, token = (int32_t)(key % size);
+    int64_t size = dtype == FOLIO_F32 ? 4 : dtype_is_16_bit(dtype) ? 2 : 1;
+    int64_t at = (const char *)base - p->cache.data() + index * size;
+    store_f32(p->cache.data() + at, dtype, 0, x);
+    for (int64_t i = 0; i < size; i++) p->is_anyones[(size_t)(at + i)] = true;
+}
+
+/* Where a token's row begins, by its address. */
+static int64_t place_in_cache(const problem *p, const folioi_address *at, const folioi_cuda_seq *s,
+                              int64_t head, int64_t key)
+{
+    int32_t size = p->layer.block_size;
     int64_t block = p->table[(size_t)(s->table + key / size)];
-    int64_t base = ((const char *)side->base - (const char *)p->cache.data()) / 2;
-    return base + address_token(&side->at, block, head, token) + address_dim(&side->at, token, dim);
+    return address_token(at, block, head, key % size);
+}
+
+/* An odd key has NaN in some places, or for its scale. */
+static void fill_key(problem *p, const folioi_cuda_side *side, int32_t dims,
+                     const folioi_cuda_seq *s, int64_t head, int64_t key, bool is_odd)
+{
+    folio_dtype dtype = p->layer.kv_dtype;
+    float by = dtype == FOLIO_INT8 ? 40.0f : 1.0f;
+    int64_t row = place_in_cache(p, &side->at, s, head, key);
+    for (int32_t d = 0; d < dims; d++) {
+        float x = is_odd && d % 7 == 0 ? NAN : by * draw_number();
+        put_number(p, side->base, dtype,
+                   row + address_dim(&side->at, key % p->layer.block_size, d), x);
+    }
+    if (dtype != FOLIO_INT8) return;
+    float scale = is_odd ? NAN : (0.5f + (float)machine_draw(64) / 64.0f) / 40.0f;
+    put_number(p, side->scales, FOLIO_F32, place_in_cache(p, &side->scales_at, s, head, key),
+               scale);
 }
 
 static void fill_side(problem *p, const folioi_cuda_side *side, int32_t dims, bool has_odd)
 {
     for (const folioi_cuda_seq &s : p->seqs)
         for (int64_t head = 0; head < p->layer.num_kv_heads; head++)
-            for (int64_t key = 0; key < s.key_len; key++) {
-                bool is_odd = has_odd && one_in(200);
-                for (int64_t d = 0; d < dims; d++)
-                    p->cache[(size_t)place_in_cache(p, side, &s, head, key, d)] =
-                        is_odd && d % 7 == 0 ? NAN_BITS : to_bits(p, draw_number());
-            }
+            for (int64_t key = 0; key < s.key_len; key++)
+                fill_key(p, side, dims, &s, head, key, has_odd && one_in(200));
 }
 
 /* A layout of rows; K and V of interleaved ones have one head size. */
@@ -277,6 +318,29 @@ static folio_layout rows_of(const folioi_cuda_layer *l)
     return (folio_layout)one_of({FOLIO_LAYOUT_NHD, FOLIO_LAYOUT_HND,
                                  l->k_dims == l->v_dims ? FOLIO_LAYOUT_INTERLEAVED_NHD : FOLIO_LAYOUT_NHD,
                                  l->k_dims == l->v_dims ? FOLIO_LAYOUT_INTERLEAVED_HND : FOLIO_LAYOUT_HND});
+}
+
+/* What nobody's slots hold. */
+static void fill_unseen(problem *p)
+{
+    char both[2];
+    memcpy(both, &p->unseen, 2);
+    bool is_wide = dtype_is_16_bit(p->layer.kv_dtype);
+    for (size_t i = 0; i < p->cache.size(); i++)
+        if (!p->is_anyones[i]) p->cache[i] = both[is_wide ? i % 2 : 0];
+}
+
+/* NaN, or large numbers. Of bytes: NaN of fp8 and large scales of int8, or NaN of all. */
+static uint16_t draw_unseen(const problem *p)
+{
+    if (!dtype_is_16_bit(p->layer.kv_dtype)) return one_in(2) ? 0x7f : 0xff;
+    return one_in(2) ? NAN_BITS : to_bits(p, one_in(2) ? INFINITY : 1000.0f);
+}
+
+static folio_layout layout_of(const problem *p)
+{
+    bool is_wide = dtype_is_16_bit(p->layer.kv_dtype);
+    return p->from_rows || (!is_wide && one_in(2)) ? rows_of(&p->layer) : FOLIO_LAYOUT_NATIVE;
 }
 
 /* NaN, or large numbers, but for the sequences' keys; NaN in some of these too. False: the format is none. */
@@ -291,20 +355,26 @@ static bool make_cache(problem *p)
     desc.num_kv_heads = l->num_kv_heads;
     desc.k_head_size = l->k_dims;
     desc.v_head_size = l->v_dims;
-    desc.dtype = l->dtype;
-    desc.layout = p->from_rows ? rows_of(l) : FOLIO_LAYOUT_NATIVE;
+    desc.dtype = l->kv_dtype;
+    desc.layout = layout_of(p);
     desc.v_in_k = l->v_in_k;
     if (folioi_kv_format_init(&desc, true, &p->format) != FOLIO_OK) return false;
-    p->unseen = one_in(2) ? NAN_BITS : to_bits(p, one_in(2) ? INFINITY : 1000.0f);
-    p->cache.assign((size_t)(p->format.layer_bytes / 2), p->unseen);
+    p->unseen = draw_unseen(p);
+    p->cache.resize((size_t)p->format.layer_bytes);
+    p->is_anyones.assign(p->cache.size(), false);
     l->num_blocks = p->num_blocks;
     l->k.base = (const char *)p->cache.data();
     l->v.base = l->k.base + p->format.v.offset_bytes;
     l->k.at = p->format.k_at;
     l->v.at = p->format.v_at;
+    l->k.scales = (const float *)(l->k.base + p->format.k_scales.offset_bytes);
+    l->v.scales = (const float *)(l->k.base + p->format.v_scales.offset_bytes);
+    l->k.scales_at = p->format.k_scales_at;
+    l->v.scales_at = p->format.v_scales_at;
     p->has_odd = one_in(p->is_in_place ? 3 : 8);
     fill_side(p, &l->k, l->k_dims, p->has_odd && l->v_in_k);
     if (!l->v_in_k) fill_side(p, &l->v, l->v_dims, p->has_odd);
+    fill_unseen(p);
     return true;
 }
 
@@ -450,15 +520,28 @@ static void run(problem *p, folioi_cuda_prefill_plan *plan)
 
 /* ---- double precision ---- */
 
+/* What a key's numbers are multiplied with. */
+static double scale_at(const problem *p, const folioi_cuda_side *side, const folioi_cuda_seq *s,
+                       int64_t head, int64_t key)
+{
+    if (p->layer.kv_dtype == FOLIO_INT8)
+        return side->scales[place_in_cache(p, &side->scales_at, s, head, key)];
+    return folioi_cuda_scale(side, (int32_t)head);
+}
+
 /* K or V of a sequence and a kv head. */
 static std::vector<double> side_of(const problem *p, const folioi_cuda_side *side, int32_t dims,
                                    const folioi_cuda_seq *s, int64_t head)
 {
     std::vector<double> x((size_t)s->key_len * (size_t)dims);
-    for (int64_t key = 0; key < s->key_len; key++)
-        for (int64_t d = 0; d < dims; d++)
-            x[(size_t)(key * dims + d)] =
-                to_float(p, p->cache[(size_t)place_in_cache(p, side, s, head, key, d)]);
+    for (int64_t key = 0; key < s->key_len; key++) {
+        double scale = scale_at(p, side, s, head, key);
+        int64_t row = place_in_cache(p, &side->at, s, head, key);
+        for (int32_t d = 0; d < dims; d++) {
+            int64_t at = row + address_dim(&side->at, key % p->layer.block_size, d);
+            x[(size_t)(key * dims + d)] = scale * load_f32(side->base, p->layer.kv_dtype, at);
+        }
+    }
     return x;
 }
 
@@ -600,8 +683,9 @@ static void run_again(problem *p, folioi_cuda_prefill_plan *plan)
 {
     const numbers out = p->out;
     const std::vector<float> lse = p->lse;
-    for (uint16_t &x : p->cache)
-        if (x == p->unseen) x = to_bits(p, p->unseen == NAN_BITS ? 500.0f : NAN);
+    if (!dtype_is_16_bit(p->layer.kv_dtype)) p->unseen ^= 0x80;
+    else p->unseen = to_bits(p, p->unseen == NAN_BITS ? 500.0f : NAN);
+    fill_unseen(p);
     p->out.assign(out.size(), NAN_BITS);
     p->lse.assign(lse.size(), NAN);
     run(p, plan);

@@ -353,6 +353,25 @@ static inline void store_shared(uint32_t to, uint4 x, place at = place::here())
     memcpy(machine_shared(to, 16, at), &x, 16);
 }
 
+static inline void load_shared(uint32_t *r, uint32_t from, place at = place::here())
+{
+    memcpy(r, machine_shared(from, 16, at), 16);
+}
+
+static inline float load_shared_float(uint32_t from, place at = place::here())
+{
+    float x;
+    memcpy(&x, machine_shared(from, 4, at), 4);
+    return x;
+}
+
+static inline uint2 load_shared(uint32_t from, place at = place::here())
+{
+    uint2 x;
+    memcpy(&x, machine_shared(from, 8, at), 8);
+    return x;
+}
+
 template <int COUNT> static inline void give_registers(place at = place::here())
 {
     machine_set_registers(COUNT, false, at);
@@ -448,6 +467,66 @@ static inline uint16_t float_to_half_bits(float x, bool is_bf16)
 template <typename T> static inline uint32_t pack(float x, float y)
 {
     return float_to_half_bits(x, IS_BF16<T>) | (uint32_t)float_to_half_bits(y, IS_BF16<T>) << 16;
+}
+
+static inline uint32_t byte_of(uint32_t x, int i) { return x >> 8 * i & 255; }
+
+static inline float __uint_as_float(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+static inline uint32_t __float_as_uint(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+
+/* ---- 8-bit numbers, as instructions.h has them ---- */
+
+template <int A, int B> static inline uint32_t e5m2_to_f16(uint32_t x)
+{
+    return byte_of(x, A) << 8 | byte_of(x, B) << 24;
+}
+
+/* Halves whose upper bytes are e4m3; NaN is left to the caller. */
+static inline uint32_t lift_e4m3(uint32_t wide)
+{
+    return f32_to_f16(e4m3_to_f32((uint8_t)byte_of(wide, 1))) |
+           (uint32_t)f32_to_f16(e4m3_to_f32((uint8_t)byte_of(wide, 3))) << 16;
+}
+
+template <int A, int B> static inline uint32_t offset_int8_to_f16(uint32_t x)
+{
+    return f32_to_f16((float)byte_of(x, A) - 128.0f) |
+           (uint32_t)f32_to_f16((float)byte_of(x, B) - 128.0f) << 16;
+}
+
+static inline uint32_t f16_to_bf16(uint32_t two)
+{
+    return f32_to_bf16(f16_to_f32((uint16_t)two)) |
+           (uint32_t)f32_to_bf16(f16_to_f32((uint16_t)(two >> 16))) << 16;
+}
+
+template <int A, int B> static inline uint32_t int8_to_bf16(uint32_t x)
+{
+    return f32_to_bf16((float)(int8_t)byte_of(x, A)) |
+           (uint32_t)f32_to_bf16((float)(int8_t)byte_of(x, B)) << 16;
+}
+
+static inline float short_scale(float scale)
+{
+    return __uint_as_float((__float_as_uint(scale) + 0x100u) & ~0x1ffu);
+}
+
+template <typename T, int A, int B> static inline uint32_t scale_int8(uint32_t x, float scale)
+{
+    float base = -32896.0f * scale;
+    return pack<T>(fmaf(32896.0f + (float)(int8_t)byte_of(x, A), scale, base),
+                   fmaf(32896.0f + (float)(int8_t)byte_of(x, B), scale, base));
 }
 
 template <typename T> static inline uint32_t add_odd(uint32_t odd, uint32_t two)

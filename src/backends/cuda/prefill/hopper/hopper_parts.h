@@ -31,7 +31,7 @@ static __device__ __forceinline__ uint32_t store_part(const hopper_args &a, cons
                                                       const typename I::sums &o, const row_sums &r)
 {
     int lane = fresh_lane(), row = (int)threadIdx.x / WARP * 16 + lane / 4;
-    row_ends e = end_rows(r);
+    row_ends e = end_rows<I>(t, r);
     uint32_t is_odd = 0;
 #pragma unroll
     for (int i = 0; i < 2; i++) {

@@ -1,6 +1,7 @@
 /*
- * hopper_prefill.cu: prefill on Hopper: 16-bit K and V in native pages or in rows. As many blocks as multiprocessors take tiles until
- * there are none. Of a block's warpgroups the last loads, and the others compute, each 64 rows of a tile:
+ * hopper_prefill.cu: prefill on Hopper: K and V in native pages or in rows, of 16 bits or widened to these. As many blocks as
+ * multiprocessors take tiles until there are none. Of a block's warpgroups the last loads, and the others compute, each 64 rows
+ * of a tile; of 8-bit K and V one more widens:
  *
  *   step:  Q K^T of this key tile, P V of the one before | both on their way, softmax of this one under P V
  *   end:   the last P V, Q K^T of the next tile          | out is stored under that
@@ -10,6 +11,7 @@
 #include "backends/cuda/prefill/hopper/hopper_launch.h"
 #include "backends/cuda/prefill/hopper/hopper_load.h"
 #include "backends/cuda/prefill/hopper/hopper_slow.h"
+#include "backends/cuda/prefill/hopper/hopper_widen.h"
 
 #include <type_traits>
 
@@ -68,10 +70,10 @@ static __device__ __forceinline__ void add_values(typename I::sums &o, const typ
 {
     uint64_t v =
         matrix_at<I::PANEL>(m.kv() + I::V_AT + stage * I::V_STAGE, I::PANEL_STEP, I::V_STEP);
-    multiply_columns<typename I::T>(o, p, v, add);
+    multiply_columns<typename I::W>(o, p, v, add);
 #pragma unroll
     for (int i = 1; i < PAGES; i++)
-        multiply_columns<typename I::T>(o, p + 4 * i, v + i * (2 * I::V_STEP / 16), 1);
+        multiply_columns<typename I::W>(o, p + 4 * i, v + i * (2 * I::V_STEP / 16), 1);
 }
 
 /* V of a stage is there, where it does not come with K. */
@@ -105,10 +107,31 @@ static __device__ __forceinline__ void release_q(const hopper_memory<I> &m, bool
         if (is_last) release(m.sh().q_emptied[threadIdx.x / 128]);
 }
 
-/* By what scores are multiplied when they become weights: with options they have been. */
-template <class I> static __device__ __forceinline__ float scale_of(const hopper_args &a)
+/* By what scores are multiplied when they become weights: with options they have been, and where each key has its scale. */
+template <class I>
+static __device__ __forceinline__ float scale_of(const hopper_args &a, const tile_of<I> &t)
 {
-    return I::OPTIONS ? 1.0f : a.scale_log2;
+    if constexpr (I::FP8) return t.scale_log2;
+    else return I::OPTIONS || I::INT8 ? 1.0f : a.scale_log2;
+}
+
+/* int8: scores of a stage's keys are multiplied with the keys' scales. */
+template <class I>
+static __device__ __forceinline__ void scale_keys(typename I::scores &s, const hopper_memory<I> &m,
+                                                  int stage)
+{
+    if constexpr (I::INT8) {
+        uint32_t from = shared_address(m.sh().key_scales[stage]) + fresh_lane() % 4 * 8;
+#pragma unroll
+        for (int j = 0; j < I::KEYS / 8; j++) {
+            uint2 two = load_shared(from + j * 32);
+            float even = __uint_as_float(two.x), odd = __uint_as_float(two.y);
+            s[4 * j] *= even;
+            s[4 * j + 1] *= odd;
+            s[4 * j + 2] *= even;
+            s[4 * j + 3] *= odd;
+        }
+    }
 }
 
 /* One key tile, and the values of the one before it, of which PAGES pages have weights. last_key: where the tile's last begins. */
@@ -132,6 +155,7 @@ static __device__ __forceinline__ void step(const hopper_args &a, const hopper_m
     products_commit();
     products_wait<1>();
     products_ready(s);
+    scale_keys<I>(s, m, at.stage);
     release_keys(m, at);
     release_q(m, first_key == last_key);
     if (I::OPTIONS) apply_options<I, I::KEYS>(s, a, opt, first_key);
@@ -139,8 +163,8 @@ static __device__ __forceinline__ void step(const hopper_args &a, const hopper_m
         products_wait<0>(); /* masks need registers */
         mask<I, I::KEYS, WHOLE, false>(s, a, t, all, first_key);
     }
-    raise_base<I, I::KEYS, false>(s, r, scale_of<I>(a));
-    weigh<I, I::KEYS>(s, r, scale_of<I>(a));
+    raise_base<I, I::KEYS, false>(s, r, scale_of<I>(a, t));
+    weigh<I, I::KEYS>(s, r, scale_of<I>(a, t));
     products_wait<0>();
     products_ready(o);
     release_values(m, before);
@@ -158,9 +182,9 @@ static __device__ __forceinline__ void start_tile(const hopper_args &a, const ti
     if (I::OPTIONS) apply_options<I, N>(s, a, opt, first_key);
     if ((!WHOLE && first_key < all.begin) || first_key + N > all.end)
         mask<I, N, WHOLE>(s, a, t, all, first_key);
-    raise_base<I, N, true>(s, r, scale_of<I>(a));
+    raise_base<I, N, true>(s, r, scale_of<I>(a, t));
     if (t.is_ragged) quiet_rows<I>(r, a, t);
-    weigh<I, N>(s, r, scale_of<I>(a));
+    weigh<I, N>(s, r, scale_of<I>(a, t));
     pack_weights<I, N>(p, s);
 }
 
@@ -245,6 +269,7 @@ static __device__ __forceinline__ void compute_all(const hopper_args &a, const h
         int32_t i = keys.last, first = WHOLE ? 0 : keys.first;
         bool is_one = i == first, is_early = I::EARLY && keys.pages <= FEW_PAGES;
         release_q(m, is_one);
+        scale_keys<I>(s, m, at.stage);
         if (I::OPTIONS) load_options<I>(opt, a, t);
         if (is_early) {
             if (keys.pages > 2) start_tile<I, FEW_KEYS, WHOLE>(a, t, s, p, r, opt, all, i * KEYS);
@@ -306,12 +331,17 @@ template <class I>
 static __device__ __forceinline__ void start_barriers(hopper_shared<I> *sh, bool whole)
 {
     for (int i = 0; i < I::STAGES; i++) {
-        barrier_init(shared_address(&sh->filled[i]), 1);
+        barrier_init(shared_address(&sh->filled[i]), I::BYTES ? 4 : 1);
         barrier_init(shared_address(&sh->emptied[i]), I::WARPS); /* a lane of each warp */
         if (!I::SPLIT) continue;
-        barrier_init(shared_address(&sh->v_filled[i]), 1);
+        barrier_init(shared_address(&sh->v_filled[i]), I::BYTES ? 4 : 1);
         barrier_init(shared_address(&sh->v_emptied[i]), I::WARPS);
     }
+    if constexpr (I::BYTES)
+        for (int i = 0; i < I::RAWS; i++) {
+            barrier_init(shared_address(&sh->raw_filled[i]), 1);
+            barrier_init(shared_address(&sh->raw_emptied[i]), 4);
+        }
     if (I::SPLIT) barrier_init(shared_address(&sh->emptied[I::STAGES]), I::WARPS);
     for (int i = 0; i < I::WARPGROUPS; i++) {
         barrier_init(shared_address(&sh->q_filled[i]), 1);
@@ -333,8 +363,10 @@ static __device__ __forceinline__ void load_all(const hopper_args &a, const hopp
     constexpr int boxes = (I::WARPGROUPS + 1) / 2; /* of a warp, if two load q */
     int other = warp - I::WARPS;
     give_registers<WHOLE ? I::WHOLE_OTHERS : I::OTHERS>();
-    if (other == 0) load_all_keys<I>(a, m);
-    else if (other == 1) take_tiles<I, WHOLE>(a, m);
+    if (other == 0) {
+        if constexpr (I::BYTES) load_all_bytes<I>(a, m);
+        else load_all_keys<I>(a, m);
+    } else if (other == 1) take_tiles<I, WHOLE>(a, m);
     else if (!WHOLE && other == 3) end_parts<I>(a, m);
     else if (WHOLE)
         load_all_queries<I>(a, m, (other - 2) * boxes, min((other - 1) * boxes, a.q_boxes));
@@ -350,6 +382,12 @@ static __global__ void __launch_bounds__(I::THREADS, 1)
     if (threadIdx.x == 0) start_barriers<I>(&m.sh(), WHOLE);
     __syncthreads();
     int warp = __shfl_sync(ALL_LANES, threadIdx.x / WARP, 0);
+    if constexpr (I::BYTES)
+        if (warp >= I::WARPS + 4) {
+            give_registers<I::WIDENERS>();
+            widen_all(a, m);
+            return;
+        }
     /* in the other order ptxas 13.0 serialises the products of f16 with head size 128 */
     if (WHOLE && warp >= I::WARPS) load_all<I, WHOLE>(a, m, warp);
     else if (WHOLE || warp < I::WARPS) {
@@ -382,12 +420,17 @@ static int64_t step_of(const folioi_cuda_side *side)
     return a;
 }
 
-/* Can boxes of rows bring it? */
-static bool has_boxes(const folioi_cuda_side *side)
+/* Can boxes of rows bring it? size: of a number. */
+static bool has_boxes(const folioi_cuda_side *side, int64_t size)
 {
     return folioi_cuda_has_rows(side) && !folioi_cuda_has_pages(side) &&
-           folioi_cuda_side_aligned(side, 2, 16) && side->at.block >= 0 && side->at.head >= 0 &&
-           side->at.token_tile_stride >= 0 && (step_of(side) == 0 || step_of(side) >= 64);
+           folioi_cuda_side_aligned(side, size, 16) && side->at.block >= 0 && side->at.head >= 0 &&
+           side->at.token_tile_stride >= 0 && (step_of(side) == 0 || step_of(side) * size >= 128);
+}
+
+static bool are_boxes(const folioi_cuda_layer *l, int64_t size)
+{
+    return l->block_size % PAGE_KEYS == 0 && has_boxes(&l->k, size) && has_boxes(&l->v, size);
 }
 
 template <class I>
@@ -397,28 +440,33 @@ static bool matches(const folioi_cuda_line *line, const folioi_cuda_layer *l,
     (void)rows;
     if (!is_computed(line, l, sm)) return false;
     if (!I::OPTIONS && (l->soft_cap > 0 || l->slopes != NULL)) return false;
-    if (I::FROM_ROWS) return l->block_size % PAGE_KEYS == 0 && has_boxes(&l->k) && has_boxes(&l->v);
+    if (I::FP8 && !(l->k.scale > 0)) return false;
+    if (I::BYTES || I::FROM_ROWS) return are_boxes(l, I::BYTES ? 1 : 2);
     return folioi_cuda_has_pages(&l->k) &&
            l->k.at.token_tile_stride == 8 * (line->k_dims + line->v_dims);
 }
 
-/* Boxes of 16 tokens of a kv head. Of rows: a panel, 8 tokens, panels, 2 times 8 tokens. Pages are swizzled as they lie. */
+/*
+ * Boxes of 16 tokens of a kv head. Of rows: a panel, 8 tokens, panels, 2 times 8 tokens. Pages are swizzled as they lie, and
+ * rows of bytes are copied as they lie, two of them as one number.
+ */
 template <class I>
 static bool describe_side(CUtensorMap *map, const folioi_cuda_layer *l, const folioi_cuda_sm *sm,
                           const folioi_cuda_side *side, int32_t num_dims)
 {
     bool has_pages = folioi_cuda_has_pages(side);
-    cuuint64_t token = (cuuint64_t)side->at.token_tile_stride * 2,
+    cuuint64_t size = I::BYTES ? 1 : 2, token = (cuuint64_t)side->at.token_tile_stride * size,
                panels = (cuuint64_t)num_dims / I::PANEL;
-    cuuint64_t bands = (cuuint64_t)l->block_size / 8, step = (cuuint64_t)step_of(side) * 2;
+    cuuint64_t bands = (cuuint64_t)l->block_size / 8, step = (cuuint64_t)step_of(side) * size;
     cuuint64_t of_rows[5] = {I::PANEL, 8, panels, bands, INT32_MAX};
     cuuint64_t of_pages[5] = {256, 2 * panels, 1, bands, INT32_MAX};
+    cuuint64_t of_bytes[5] = {(cuuint64_t)num_dims / 2, 8, 1, bands, INT32_MAX};
     cuuint64_t row_strides[4] = {token, 2 * I::PANEL, 8 * token, step},
                page_strides[4] = {512, 512, token, step};
-    const cuuint64_t *dims = has_pages ? of_pages : of_rows;
+    const cuuint64_t *dims = has_pages ? of_pages : I::BYTES ? of_bytes : of_rows;
     cuuint32_t box[5] = {(cuuint32_t)dims[0], (cuuint32_t)dims[1], (cuuint32_t)dims[2], 2, 1};
     return describe(map, l, sm, side->base, 5, dims, has_pages ? page_strides : row_strides, box,
-                    has_pages ? CU_TENSOR_MAP_SWIZZLE_NONE : swizzle_of(I::PANEL));
+                    dims == of_rows ? swizzle_of(I::PANEL) : CU_TENSOR_MAP_SWIZZLE_NONE);
 }
 
 /* False too: a place of the cache is past 32 bits. */
@@ -435,6 +483,12 @@ static bool describe_cache(hopper_boxes *b, const folioi_cuda_layer *l, const fo
     far += max_i64(l->k.at.head / k, l->v.at.head / v) * l->num_kv_heads;
     return far <= INT32_MAX && describe_side<I>(&b->k, l, sm, &l->k, l->k_dims) &&
            describe_side<I>(&b->v, l, sm, &l->v, l->v_dims);
+}
+
+static hopper_bytes bytes_of(const folioi_cuda_layer *l)
+{
+    return {l->k.scales,    l->v.scales,    l->k.head_scales, l->v.head_scales,
+            l->k.scales_at, l->v.scales_at, l->k.scale,       l->v.scale};
 }
 
 template <class I>
@@ -456,7 +510,9 @@ static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run
     if (most == 0) return cudaSuccess;
     if (most > INT32_MAX - plan->sm.count) return cudaErrorInvalidConfiguration;
     if (!describe_queries(&a, layer, &plan->sm, I::PANEL)) return cudaErrorNotSupported;
-    if (I::BOXES && !describe_cache<I>(&a.boxes, layer, &plan->sm)) return cudaErrorNotSupported;
+    if ((I::BOXES || I::BYTES) && !describe_cache<I>(&a.boxes, layer, &plan->sm))
+        return cudaErrorNotSupported;
+    if (I::BYTES) a.bytes = bytes_of(layer);
     if (layer->soft_cap > 0)
         a.options = {NULL, layer->soft_cap, layer->soft_cap * LOG2E,
                      layer->scale / layer->soft_cap};
@@ -464,10 +520,10 @@ static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run
     int blocks = (int)(most < plan->sm.count ? most : plan->sm.count);
     bool is_whole = whole->num_items > 0 && layer->window_left < 0 && layer->window_right < 0;
     void (*kernel)(hopper_args) = hopper_prefill<I, false, true>;
+    if constexpr (!I::OPTIONS && !I::BYTES)
+        if (is_whole && layer->q.data == layer->out.data) kernel = hopper_prefill<I, true, true>;
     if constexpr (!I::OPTIONS)
-        if (is_whole)
-            kernel = layer->q.data == layer->out.data ? hopper_prefill<I, true, true>
-                                                      : hopper_prefill<I, true, false>;
+        if (is_whole && layer->q.data != layer->out.data) kernel = hopper_prefill<I, true, false>;
     cudaError_t error =
         folioi_cuda_prepare(plan->sm.ready, (const void *)kernel, SHARED_BYTES<I>, false);
     if (error != cudaSuccess) return error;
@@ -478,23 +534,30 @@ static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run
 template <int TYPE>
 using number = typename std::conditional<TYPE == FOLIO_F16, __half, __nv_bfloat16>::type;
 
-#define INSTANCE(type, dk, dv, warpgroups, keys, stages, holds_q, split, rows, options)            \
-    hopper_instance<number<type>, dk, dv, warpgroups, keys, stages, holds_q, split, rows, options>
-#define LINE(name, type, dk, dv, warpgroups, ...)                                                  \
-    {{name, type, type, dk, dv, false, matches<INSTANCE(type, dk, dv, warpgroups, __VA_ARGS__)>},  \
+#define INSTANCE(type, dk, dv, warpgroups, keys, stages, holds_q, split, rows, ...)                \
+    hopper_instance<number<type>, dk, dv, warpgroups, keys, stages, holds_q, split, rows,          \
+                    __VA_ARGS__>
+#define LINE(decode_rows, name, type, kv, dk, dv, warpgroups, ...)                                 \
+    {{name, type, kv, dk, dv, false, matches<INSTANCE(type, dk, dv, warpgroups, __VA_ARGS__)>},    \
      warpgroups * WARPGROUP_ROWS,                                                                  \
      dv,                                                                                           \
      1,                                                                                            \
-     4,                                                                                            \
+     decode_rows,                                                                                  \
      launch<INSTANCE(type, dk, dv, warpgroups, __VA_ARGS__)>},
+#define LINE_16(name, type, ...) LINE(4, name, type, type, __VA_ARGS__)
 const folioi_prefill_line folioi_prefill_hopper[] = {
-#define PAGES(name, ...) LINE("prefill_hopper_" #name, __VA_ARGS__, false, false)
-#define PAGES_OPTIONS(name, ...) LINE("prefill_hopper_options_" #name, __VA_ARGS__, false, true)
-#define ROWS(name, ...) LINE("prefill_hopper_rows_" #name, __VA_ARGS__, true, false)
-#define ROWS_OPTIONS(name, ...) LINE("prefill_hopper_rows_options_" #name, __VA_ARGS__, true, true)
+#define PAGES(name, ...) LINE_16("prefill_hopper_" #name, __VA_ARGS__, false, false)
+#define PAGES_OPTIONS(name, ...) LINE_16("prefill_hopper_options_" #name, __VA_ARGS__, false, true)
+#define ROWS(name, ...) LINE_16("prefill_hopper_rows_" #name, __VA_ARGS__, true, false)
+#define ROWS_OPTIONS(name, ...)                                                                    \
+    LINE_16("prefill_hopper_rows_options_" #name, __VA_ARGS__, true, true)
+#define BYTES(name, type, kv, ...)                                                                 \
+    LINE(FOLIOI_DECODE_MAX_ROWS, "prefill_hopper_bytes_" #name, type, kv, __VA_ARGS__, false,      \
+         false, false, kv)
 #include "backends/cuda/prefill/hopper/hopper_instances.def"
 #undef PAGES
 #undef PAGES_OPTIONS
 #undef ROWS
 #undef ROWS_OPTIONS
+#undef BYTES
     {}};

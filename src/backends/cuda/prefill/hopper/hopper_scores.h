@@ -79,7 +79,7 @@ template <class I, int N, bool FIRST>
 static __device__ __forceinline__ void raise_base(const typename I::scores &s, row_sums &r,
                                                   float scale)
 {
-    using W = weight_range<typename I::T>;
+    using W = weight_range<typename I::W>;
     float x0 = s[0], x1 = s[2];
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
@@ -165,7 +165,7 @@ static __device__ __forceinline__ void pack_weights(typename I::weights &p,
 {
 #pragma unroll
     for (int j = 0; j < I::KEYS / 4; j++)
-        p[j] = j < N / 4 ? pack<typename I::T>(s[2 * j], s[2 * j + 1]) : 0;
+        p[j] = j < N / 4 ? pack<typename I::W>(s[2 * j], s[2 * j + 1]) : 0;
 }
 
 template <int N> static __device__ __forceinline__ void rescale(float (&o)[N], const row_sums &r)

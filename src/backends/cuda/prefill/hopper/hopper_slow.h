@@ -5,6 +5,7 @@
 #ifndef FOLIOI_CUDA_HOPPER_SLOW_H
 #define FOLIOI_CUDA_HOPPER_SLOW_H
 
+#include "backends/cuda/decode/decode_widen.h"
 #include "backends/cuda/prefill/hopper/hopper_options.h"
 #include "backends/cuda/prefill/hopper/hopper_parts.h"
 
@@ -16,6 +17,31 @@ template <typename T> static __device__ __forceinline__ float4 widen_four(uint2 
         half_bits_to_float((uint16_t)x.x, BF16), half_bits_to_float((uint16_t)(x.x >> 16), BF16),
         half_bits_to_float((uint16_t)x.y, BF16), half_bits_to_float((uint16_t)(x.y >> 16), BF16));
 }
+
+/* Four numbers of K or V; of 8 bits, in the first word. */
+template <class I> static __device__ __forceinline__ float4 widen_stored(uint2 x)
+{
+    if constexpr (I::BYTES)
+        return widen_four<__half>(make_uint2(widen<I::KV, 0, 1>(x.x), widen<I::KV, 2, 3>(x.x)));
+    else return widen_four<typename I::T>(x);
+}
+
+/* What K and V of a key are multiplied with: 8-bit ones alone. */
+template <class I> struct stored_scales {
+    float k, v;
+    __device__ __forceinline__ void load(const hopper_args &a, const tile_of<I> &t, int64_t block,
+                                         int32_t token)
+    {
+        const hopper_bytes &b = a.bytes;
+        if (I::INT8) {
+            k = __ldg(b.k_scales + stored_row(b.k_scales_at, block, t.kv_head, token));
+            v = __ldg(b.v_scales + stored_row(b.v_scales_at, block, t.kv_head, token));
+        } else {
+            k = head_scale(b.k_head_scales, b.k_scale, t.kv_head);
+            v = head_scale(b.v_head_scales, b.v_scale, t.kv_head);
+        }
+    }
+};
 
 /* What one row has come to. */
 template <class I> struct slow_row {
@@ -39,15 +65,28 @@ static __device__ __forceinline__ void add_keys(const hopper_args &a, const tile
                                                 slow_row<I> &r, const slow_query<I> &q, row_place p,
                                                 float slope, int32_t key, int32_t end)
 {
-    using T = typename I::T;
     constexpr int STEP = I::FROM_ROWS ? 256 : 2 * PANEL_BYTES; /* 128 numbers */
     int lane = threadIdx.x % WARP;
     uint2 k[AT_ONCE][q.QUADS], v[AT_ONCE][QUADS<I, WARP>];
+    stored_scales<I> by[AT_ONCE];
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {
         int32_t j = min(key + i, end - 1), index = j / a.layer.block_size;
         int32_t token = j - index * a.layer.block_size;
         int64_t block = __ldg(a.blocks + t.table + index);
+        if constexpr (I::BYTES) {
+            const char *of_k = a.layer.k + stored_row(a.layer.at, block, t.kv_head, token);
+            const char *of_v = a.layer.v + stored_row(a.boxes.v_at, block, t.kv_head, token);
+#pragma unroll
+            for (int n = 0; n < q.QUADS; n++)
+                if (q.has(lane, n)) k[i][n].x = *(const uint32_t *)(of_k + lane * 4 + n * 128);
+#pragma unroll
+            for (int n = 0; n < QUADS<I, WARP>; n++)
+                if (has_quad<I, WARP>(lane, n))
+                    v[i][n].x = *(const uint32_t *)(of_v + lane * 4 + n * 128);
+            by[i].load(a, t, block, token);
+            continue;
+        }
         int64_t at = 2 * stored_row(a.layer.at, block, t.kv_head, token), v_at = at;
         if (I::FROM_ROWS) v_at = 2 * stored_row(a.boxes.v_at, block, t.kv_head, token);
         int32_t of_lane = row_byte(!I::FROM_ROWS, token, lane * 8);
@@ -65,10 +104,10 @@ static __device__ __forceinline__ void add_keys(const hopper_args &a, const tile
         float dot = 0.0f;
 #pragma unroll
         for (int n = 0; n < q.QUADS; n++)
-            if (q.has(lane, n)) x[n] = widen_four<T>(k[i][n]);
+            if (q.has(lane, n)) x[n] = widen_stored<I>(k[i][n]);
 #pragma unroll
         for (int n = 0; n < QUADS<I, WARP>; n++)
-            if (has_quad<I, WARP>(lane, n)) y[n] = widen_four<T>(v[i][n]);
+            if (has_quad<I, WARP>(lane, n)) y[n] = widen_stored<I>(v[i][n]);
 #pragma unroll
         for (int n = 0; n < q.QUADS; n++) {
             if (!q.has(lane, n)) continue;
@@ -77,6 +116,7 @@ static __device__ __forceinline__ void add_keys(const hopper_args &a, const tile
             dot = n == 0 ? four : dot + four;
         }
         float score = warp_sum(dot) * a.layer.scale;
+        if constexpr (I::BYTES) score *= by[i].k;
         if (I::OPTIONS) score = option_score(a, score, slope, t.own + p.query - (key + i));
         if (key + i >= end || score == -CUDART_INF_F) continue;
         float largest = fmaxf(r.largest, score), base = softmax_base(largest);
@@ -84,6 +124,7 @@ static __device__ __forceinline__ void add_keys(const hopper_args &a, const tile
         if (r.largest == -CUDART_INF_F) shrink = 0.0f;
         r.largest = largest;
         r.sum = r.sum * shrink + weight;
+        if constexpr (I::BYTES) weight *= by[i].v;
 #pragma unroll
         for (int n = 0; n < QUADS<I, WARP>; n++) {
             if (!has_quad<I, WARP>(lane, n)) continue;

@@ -14,14 +14,22 @@ struct row_ends {
     bool is_lost[2];      /* it sees no key, or its weights mean nothing */
 };
 
+/* What sums of values are multiplied with beside that. */
+template <class I> static __device__ __forceinline__ float value_scale(const tile_of<I> &t)
+{
+    if constexpr (I::FP8) return t.value_scale;
+    else return 1.0f;
+}
+
 /* Sums are those of a row's four threads: add_up. */
-static __device__ __forceinline__ row_ends end_rows(const row_sums &r)
+template <class I>
+static __device__ __forceinline__ row_ends end_rows(const tile_of<I> &t, const row_sums &r)
 {
     row_ends e;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         e.is_lost[i] = !(r.sum[i] > 0.0f) || !(fabsf(r.base[i]) < LARGE_SCORE);
-        e.by[i] = reciprocal(r.sum[i]);
+        e.by[i] = reciprocal(r.sum[i]) * value_scale<I>(t);
         e.top[i] = r.base[i];
         e.all[i] = r.sum[i];
     }
@@ -38,10 +46,10 @@ static __device__ __forceinline__ void add_sinks(const hopper_args &a, const til
         row_place p = place_of(a, row + 8 * i);
         float sink = -CUDART_INF_F;
         if (p.head < t.out.num_heads) sink = __ldg(a.layer.sinks + t.first_head + p.head) * LOG2E;
-        float top = fmaxf(e.top[i] + weight_range<typename I::T>::LIFT, sink);
+        float top = fmaxf(e.top[i] + weight_range<typename I::W>::LIFT, sink);
         float shrink = exp2_approx(e.top[i] - top);
         e.all[i] = e.all[i] * shrink + exp2_approx(sink - top);
-        e.by[i] = shrink * reciprocal(e.all[i]);
+        e.by[i] = shrink * reciprocal(e.all[i]) * value_scale<I>(t);
         e.top[i] = top;
     }
 }
@@ -96,7 +104,7 @@ static __device__ __forceinline__ uint32_t store_rows(const hopper_args &a, cons
     constexpr int PAIRS = I::DV / 8; /* of numbers that a thread has of a row */
     const hopper_layer &l = a.layer;
     int lane = fresh_lane(), row = (int)threadIdx.x / WARP * 16 + lane / 4;
-    row_ends e = end_rows(r);
+    row_ends e = end_rows<I>(t, r);
     if (l.sinks != NULL) add_sinks<I>(a, t, e, row);
     tile_out to = t.out;
     uint32_t is_odd = 0;

@@ -1,7 +1,7 @@
 /*
  * hopper_tile.h: what the wgmma kernel is given, an instance's sizes, its tiles, and its shared memory:
  *
- *   stages of K and V, pages of 16 tokens each | Q | tiles and barriers
+ *   stages of K and V, pages of 16 tokens each | Q | 8-bit K and V as stored | tiles and barriers
  *
  * A tile is an item of the list (prefill_list.h) for one kv head: row r is query r / heads and head r % heads of it, 64 rows for
  * each warpgroup that computes. Its keys are taken from the end, a stage at a time.
@@ -14,6 +14,8 @@
 #include "backends/cuda/step/prefill_list.h"
 #include "backends/cuda/stored_rows.h"
 #include "backends/cuda/warp.h"
+
+#include <type_traits>
 
 enum {
     WARPGROUP_ROWS = 64, /* of a tile, those of a warpgroup */
@@ -28,17 +30,22 @@ enum {
  * One instance: the type of q, K and V; their head sizes, multiples of 16; warpgroups that compute; keys of a stage; stages.
  * HOLDS_Q: q is in registers, else products read it from shared memory. SPLIT: K and V have stages of their own, each
  * awaited and given back by itself. FROM_ROWS: the cache has contiguous rows, else native pages. OPTIONS: scores have a soft
- * cap, ALiBi or both.
+ * cap, ALiBi or both. KV: the type of K and V, if they have 8 bits: a further warpgroup widens them to T.
  */
 template <typename T_, int DK_, int DV_, int WARPGROUPS_, int KEYS_, int STAGES_, bool HOLDS_Q_,
-          bool SPLIT_, bool FROM_ROWS_, bool OPTIONS_>
+          bool SPLIT_, bool FROM_ROWS_, bool OPTIONS_, int KV_ = 0>
 struct hopper_instance {
     using T = T_;
+    static constexpr int KV = KV_;
+    static constexpr bool BYTES = KV != 0, INT8 = KV == FOLIO_INT8, FP8 = BYTES && !INT8;
+    /* weights and V as products take them: fp8 is exact in f16, which takes fewer instructions */
+    using W = typename std::conditional<FP8, __half, T>::type;
     static constexpr int DK = DK_, DV = DV_, WARPGROUPS = WARPGROUPS_, KEYS = KEYS_,
                          STAGES = STAGES_;
     static constexpr bool HOLDS_Q = HOLDS_Q_, SPLIT = SPLIT_, FROM_ROWS = FROM_ROWS_,
                           OPTIONS = OPTIONS_;
-    static constexpr int ROWS = WARPGROUPS * WARPGROUP_ROWS, THREADS = (WARPGROUPS + 1) * 128;
+    static constexpr int ROWS = WARPGROUPS * WARPGROUP_ROWS;
+    static constexpr int ALL_WARPGROUPS = WARPGROUPS + 1 + BYTES, THREADS = ALL_WARPGROUPS * 128;
     static constexpr int WARPS = WARPGROUPS * 4; /* that compute */
     static constexpr int PAGES = KEYS / PAGE_KEYS;
     /* a tile's last keys become weights in steps of so many, and are copied and multiplied by halves of a stage */
@@ -60,18 +67,21 @@ struct hopper_instance {
     static constexpr int V_AT = SPLIT ? STAGES * K_STAGE : BOXES ? 2 * PAGES * K_BYTES : K_BYTES;
     static constexpr int Q_PANEL_BYTES = ROWS * PANEL * 2; /* of every row */
     static constexpr int Q_BYTES = DK / PANEL * Q_PANEL_BYTES;
-    static constexpr int SECTION_KEYS = (16 << 20) / ((DK + DV) * 2);
+    /* 8-bit K, or V, of a key tile as it is stored; and how many of these there are */
+    static constexpr int RAW_BYTES = BYTES ? KEYS * DK : 0, RAWS = DK > 128 ? 2 : 3;
+    static constexpr int SECTION_KEYS = (16 << 20) / ((DK + DV) * (BYTES ? 1 : 2));
     /*
      * Registers of a thread that computes and of one that does not, in steps whose tiles are whole and in others. A block has
      * as many as it was launched with: where that is too few, a warpgroup waits for registers for ever.
      */
+    static constexpr int WIDENERS = BYTES ? 40 : 0; /* of those that widen */
     static constexpr int OTHERS = SPLIT ? 72 : 56, WHOLE_OTHERS = BOXES ? OTHERS : 40;
-    static constexpr int REGISTERS = WARPGROUPS == 3 ? 152 : SPLIT ? 216 : 224;
-    static constexpr int WHOLE_REGISTERS = WARPGROUPS == 3 || BOXES ? REGISTERS : 232;
-    static constexpr int ALL_REGISTERS = (WARPGROUPS + 1) * (65536 / THREADS / 8 * 8);
-    static_assert(WARPGROUPS * WHOLE_REGISTERS + WHOLE_OTHERS <= ALL_REGISTERS,
+    static constexpr int REGISTERS = WARPGROUPS == 3 ? 152 : BYTES ? 208 : SPLIT ? 216 : 224;
+    static constexpr int WHOLE_REGISTERS = WARPGROUPS == 3 || BOXES ? REGISTERS : BYTES ? 216 : 232;
+    static constexpr int ALL_REGISTERS = ALL_WARPGROUPS * (65536 / THREADS / 8 * 8);
+    static_assert(WARPGROUPS * WHOLE_REGISTERS + WHOLE_OTHERS + WIDENERS <= ALL_REGISTERS,
                   "there are so many");
-    static_assert(WARPGROUPS * REGISTERS + OTHERS <= ALL_REGISTERS, "there are so many");
+    static_assert(WARPGROUPS * REGISTERS + OTHERS + WIDENERS <= ALL_REGISTERS, "there are so many");
     /* a tile is stored before the next one's scores, for lack of registers */
     static constexpr bool WHOLE_STORES_FIRST = DV > 128, STORES_FIRST = DK != 128;
     /* what it has: scores, sums of values, weights, q */
@@ -110,6 +120,13 @@ typedef struct hopper_boxes {
     folioi_address v_at;
 } hopper_boxes;
 
+/* What numbers of 8-bit K and V are multiplied with, as folioi_cuda_side has it. */
+typedef struct hopper_bytes {
+    const float *k_scales, *v_scales, *k_head_scales, *v_head_scales;
+    folioi_address k_scales_at, v_scales_at;
+    float k_scale, v_scale;
+} hopper_bytes;
+
 /* Options of scores: a soft cap, then ALiBi. */
 typedef struct hopper_options {
     const float *slopes; /* [query heads] or NULL */
@@ -143,6 +160,7 @@ typedef struct hopper_args {
     uint32_t out_token, out_head; /* strides of out, in units of 16 bytes */
     hopper_options options;
     hopper_boxes boxes;
+    hopper_bytes bytes;
 } hopper_args;
 
 /* How a tile's keys are gone through: key tiles from `last` down to `first`; one that sees no key has one all the same. */
@@ -182,9 +200,24 @@ template <int WARPGROUPS> struct hopper_tile {
     int64_t query_row, table; /* of the tile's first query; of the sequence, its block table */
 };
 
-template <class I> using tile_of = hopper_tile<I::WARPGROUPS>;
+/* A tile of 8-bit K and V: what its scores, and its sums of values, are multiplied with. */
+template <int WARPGROUPS> struct hopper_byte_tile : hopper_tile<WARPGROUPS> {
+    float scale_log2, value_scale;
+};
 
-template <class I> struct hopper_shared {
+template <class I>
+using tile_of = typename std::conditional<I::BYTES, hopper_byte_tile<I::WARPGROUPS>,
+                                          hopper_tile<I::WARPGROUPS>>::type;
+
+/* Of 8-bit K and V: those that are as stored, with int8's scales, and what scores of a stage's keys are multiplied with. */
+template <class I, bool BYTES> struct raw_shared {
+};
+template <class I> struct raw_shared<I, true> {
+    uint64_t raw_filled[I::RAWS], raw_emptied[I::RAWS];
+    float raw_scales[I::INT8 ? I::RAWS : 1][I::KEYS], key_scales[I::INT8 ? I::STAGES : 1][I::KEYS];
+};
+
+template <class I> struct hopper_shared : raw_shared<I, I::BYTES> {
     tile_of<I> tiles[TILES_AHEAD]; /* used alternately */
     uint64_t filled[I::STAGES],
         emptied[I::STAGES + I::SPLIT]; /* the last of SPLIT: given back when there are no more */
@@ -194,16 +227,18 @@ template <class I> struct hopper_shared {
 };
 
 template <class I>
-constexpr int SHARED_BYTES = I::KV_BYTES + I::Q_BYTES + (int)sizeof(hopper_shared<I>);
+constexpr int SHARED_BYTES = I::KV_BYTES + I::Q_BYTES + I::RAWS *I::RAW_BYTES +
+                             (int)sizeof(hopper_shared<I>);
 
 /* Shared memory, at a multiple of 1 KB: the place of a row's units follows from its address. */
 template <class I> struct hopper_memory {
     char *base;
     __device__ __forceinline__ uint32_t kv() const { return shared_address(base); }
     __device__ __forceinline__ uint32_t q() const { return kv() + I::KV_BYTES; }
+    __device__ __forceinline__ uint32_t raw() const { return q() + I::Q_BYTES; }
     __device__ __forceinline__ hopper_shared<I> &sh() const
     {
-        return *(hopper_shared<I> *)(base + I::KV_BYTES + I::Q_BYTES);
+        return *(hopper_shared<I> *)(base + I::KV_BYTES + I::Q_BYTES + I::RAWS * I::RAW_BYTES);
     }
 };
 
@@ -344,6 +379,11 @@ static __device__ __forceinline__ void find_tile(const hopper_args &a, tile_orde
     t.store = item.store;
     t.counter = item.counter;
     t.unit = unit;
+    if constexpr (I::FP8) {
+        const hopper_bytes &b = a.bytes;
+        t.scale_log2 = a.scale_log2 * head_scale(b.k_head_scales, b.k_scale, kv_head);
+        t.value_scale = head_scale(b.v_head_scales, b.v_scale, kv_head);
+    }
     set_keys<I, WHOLE>(a, t, item.sequence, item.begin, item.end);
 }
 

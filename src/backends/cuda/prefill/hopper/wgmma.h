@@ -178,11 +178,14 @@ static __device__ __forceinline__ void multiply_rows(float (&s)[COUNT], const ui
                                                      uint64_t b)
 {
     constexpr bool BF16 = IS_BF16<T>;
-    static_assert(N == 64 || N == 96 || N == 128, "widths in use");
+    static_assert(N == 64 || N == 80 || N == 96 || N == 128, "widths in use");
     static_assert(N / 2 <= COUNT, "they fit");
     if constexpr (N == 64 && BF16)
         MULTIPLY_ROWS("bf16", "64", 32, "32", "33", "34", "35", "36", "37");
     else if constexpr (N == 64) MULTIPLY_ROWS("f16", "64", 32, "32", "33", "34", "35", "36", "37");
+    else if constexpr (N == 80 && BF16)
+        MULTIPLY_ROWS("bf16", "80", 40, "40", "41", "42", "43", "44", "45");
+    else if constexpr (N == 80) MULTIPLY_ROWS("f16", "80", 40, "40", "41", "42", "43", "44", "45");
     else if constexpr (N == 96 && BF16)
         MULTIPLY_ROWS("bf16", "96", 48, "48", "49", "50", "51", "52", "53");
     else if constexpr (N == 96) MULTIPLY_ROWS("f16", "96", 48, "48", "49", "50", "51", "52", "53");
@@ -296,6 +299,47 @@ static __device__ __forceinline__ void stmatrix(uint32_t to, const uint32_t *r)
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
                  "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                  : "memory");
+}
+
+static __device__ __forceinline__ float load_shared_float(uint32_t from)
+{
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from) : "memory");
+    return x;
+}
+
+/* ---- 8-bit numbers, beside those of instructions.h ---- */
+
+static __device__ __forceinline__ uint32_t f16_to_bf16(uint32_t two)
+{
+    float2 x = __half22float2(*(__half2 *)&two);
+    return pack<__nv_bfloat16>(x.x, x.y);
+}
+
+/* 0x4300 + its lower 7 bits is 128 + what they are in bf16; 0x4300 + its sign's bit is 128 or 256. */
+template <int A, int B> static __device__ __forceinline__ uint32_t int8_to_bf16(uint32_t x)
+{
+    uint32_t u = __byte_perm(x, 0x43434343u, 0x4040 | B << 8 | A), low = u & 0xff7fff7fu,
+             sign = u & 0xff80ff80u;
+    __nv_bfloat162 two = __hsub2(*(__nv_bfloat162 *)&low, *(__nv_bfloat162 *)&sign);
+    return *(uint32_t *)&two;
+}
+
+/* A scale of 15 bits: 2^15 + 128 times it is exact. */
+static __device__ __forceinline__ float short_scale(float scale)
+{
+    return __uint_as_float((__float_as_uint(scale) + 0x100u) & ~0x1ffu);
+}
+
+/* Bytes A and B, int8, times a short scale, rounded to T once. 0x4700uu00 is 2^15 + uu in f32, uu being the number plus 128. */
+template <typename T, int A, int B>
+static __device__ __forceinline__ uint32_t scale_int8(uint32_t x, float scale)
+{
+    uint32_t u = x ^ 0x80808080u;
+    float base = -32896.0f * scale;
+    return pack<T>(
+        fmaf(__uint_as_float(__byte_perm(u, 0x47000000u, 0x7404 | A << 4)), scale, base),
+        fmaf(__uint_as_float(__byte_perm(u, 0x47000000u, 0x7404 | B << 4)), scale, base));
 }
 
 #endif
