@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import itertools
 from functools import partial
@@ -38,6 +39,14 @@ def _forget(place: Optional[int]) -> None:
 @_DELETER
 def _delete(managed: Any) -> None:
     _forget(ctypes.addressof(managed.contents))
+
+
+@atexit.register
+def _leave() -> None:
+    """Arrays that are still there may end after all code of Python: they then call a function that does nothing."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_exported))
+    for managed, *_ in _exported.values():
+        managed.deleter = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, _DELETER)
 
 
 _CAPSULE_END = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)

@@ -332,7 +332,8 @@ print("end")
     "default = folio.default_context(); folio.attend(q, k, k)",
     "view = cache.arrays()[0].__dlpack__()",
     "import torch; t = torch.from_dlpack(folio.DeviceArray(context, (4,), 'f32'))",
-], ids=["plain", "cycle", "modules", "inside a call", "default", "capsule", "torch"])
+    "import torch; kept = torch.kept = [torch.from_dlpack(folio.DeviceArray(context, (4,), 'f32'))]; kept += kept, work",
+], ids=["plain", "cycle", "modules", "inside a call", "default", "capsule", "torch", "torch in a cycle"])
 def test_the_interpreter_ends_cleanly(case: str) -> None:
     done = subprocess.run([sys.executable, "-c", EXIT.replace("{case}", case)], capture_output=True, text=True,
                           timeout=120)
