@@ -42,11 +42,14 @@ class Recent(OrderedDict):
     def find(self, key: Any, make_value: Callable, arguments: tuple = ()) -> Any:
         value = self.get(key)
         if value is None:
-            value = self[key] = make_value(*arguments)
-            if len(self) > self.limit:
-                self.popitem(last=False)
-        else:
-            self.move_to_end(key)
+            return self.put(key, make_value(*arguments))
+        self.move_to_end(key)
+        return value
+
+    def put(self, key: Any, value: Any) -> Any:
+        self[key] = value
+        if len(self) > self.limit:
+            self.popitem(last=False)
         return value
 
 
@@ -54,6 +57,7 @@ class _Kept(threading.local):
     def __init__(self) -> None:
         self.attentions, self.caches, self.plans = Recent(64), Recent(1024), Recent(32)
         self.steps = Recent(16)  # HostStep and more, by the contents of the index arrays
+        self.layers = Recent(1024)  # of folio.flash_attn on a GPU
         self.rotaries = Recent(8)
         self.masks: list = []  # (weak reference, key, Visible) of the last masks of folio.transformers
         self.captured: dict = {}  # plans that CUDA graphs refer to

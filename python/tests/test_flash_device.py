@@ -3,6 +3,9 @@ on the host. A stand-in for Plan.update_device fills a batch from them, with the
 
 from __future__ import annotations
 
+import functools
+import weakref
+
 import numpy as np
 import pytest
 import test_flash_attn as flash
@@ -11,7 +14,9 @@ import torch
 import folio
 from folio import _abi as abi
 from folio import _oneshot
+from folio.attention import Geometry
 from folio.flash_attn import _calls as module
+from folio.flash_attn import _device as steps
 
 
 class Elsewhere:
@@ -30,8 +35,10 @@ class DevicePlan:
     def __init__(self, at, block_size, num_blocks, seqs, tokens, query_len, longest, stream):
         self.block_size, self.longest, self.query_len = block_size, longest, query_len
         self.plan, self.step = self, None
-        self._plan = folio.Plan(at, block_size=block_size, num_blocks=num_blocks, max_seqs=seqs + 1,  # one of padding
-                                max_query_tokens=tokens, max_seq_len=longest, context=at.context._context)
+        self._plan = plan = folio.Plan(
+            at, block_size=block_size, num_blocks=num_blocks, max_seqs=seqs + 1,  # one of padding
+            max_query_tokens=tokens, max_seq_len=longest, context=at.context._context)
+        self._handle, self.context = plan._handle, plan.context
 
     def update_device(self, *, seq_lens, block_tables, query_start, num_query_tokens, stream, causality_per_seq,
                       first_query_pos=None, first_key_pos=None):
@@ -59,24 +66,170 @@ class DevicePlan:
             self.batch.add(pad, padding=True)
         self._plan.update(self.batch)
 
-    def forward(self, *tensors, **options):
-        return self._plan.forward(*tensors, **options)
+
+def on_gpu(request):
+    return getattr(request.node, "callspec", None) and request.node.callspec.params.get("device") == "cuda"
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(monkeypatch):
+def elsewhere(monkeypatch, request):
+    if on_gpu(request):
+        return
     context = Elsewhere(folio.default_context())
+    monkeypatch.setattr(steps, "on_gpu", lambda x: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(module, "default_context", lambda place: context)
     monkeypatch.setattr(module, "Rotary", lambda context, **options: folio.Rotary(context._context, **options))
     monkeypatch.setattr(_oneshot, "device_plan", DevicePlan)
     monkeypatch.setattr(_oneshot, "host_forward", None)  # a call of it fails
-    monkeypatch.setattr(_oneshot, "attention", _attention)
+    monkeypatch.setattr(_oneshot, "attention", functools.cache(_attention))
 
 
 def _attention(context, geometry):
     at = folio.Attention(context._context, **geometry._asdict())
     at.context = context
     return at
+
+
+class Repeated:
+    """A function with q, k and v first. It runs as the layers of two steps, each with K and V of its own: in the second
+    step the second layer is found again, and has the same result."""
+
+    def __init__(self, monkeypatch, name):
+        self.function, self.found, self.calls, again = getattr(flash, name), 0, 0, steps.again
+
+        def counted(*given):
+            result = again(*given)
+            self.found += result is not None
+            return result
+
+        monkeypatch.setattr(steps, "again", counted)
+        monkeypatch.setattr(flash, name, self)
+
+    def __call__(self, q, k, v, /, *rest, **options):
+        self.calls += 1
+        first, second = [[torch.empty_like(x) for x in (k, v)] for _ in range(2)]
+        if "qv" in options:  # k and v are slices of one tensor
+            first, second = ([x[..., v.shape[-1]:], x[..., :v.shape[-1]]] for x in
+                             (k.new_empty((*k.shape[:-1], k.shape[-1] + v.shape[-1])) for _ in range(2)))
+        for _ in range(2):
+            for x in (*rest, *options.values()):
+                if isinstance(x, torch.Tensor) and x.dtype == torch.int32:
+                    x.add_(0)  # another step
+            for layer in (first, second):
+                layer[0].copy_(k)
+                layer[1].copy_(v)
+                result = self.function(q, *layer, *rest, **options)
+        k.copy_(second[0])
+        v.copy_(second[1])
+        return result
+
+
+@pytest.fixture
+def repeated(monkeypatch, request):
+    plans = {}
+    _oneshot.kept.layers.clear()
+    if not on_gpu(request):
+        monkeypatch.setattr(_oneshot, "device_plan",
+                            lambda *key: plans.get(key) or plans.setdefault(key, DevicePlan(*key)))
+    return functools.partial(Repeated, monkeypatch)
+
+
+@pytest.mark.parametrize("new", [0, 1, 3], ids=["read", "one", "three"])
+@pytest.mark.parametrize("paged", [False, True], ids=["rows", "pages"])
+def test_with_kvcache_again(repeated, device, new, paged):
+    run = repeated("flash_attn_with_kvcache")
+    for options in flash.OPTIONS:
+        flash.test_with_kvcache(device, options, new, paged)
+    assert run.found >= run.calls > 0
+
+
+@pytest.mark.parametrize("k_lens", [flash.LONGER, flash.SHORTER], ids=["longer", "shorter"])
+def test_varlen_paged_again(repeated, device, k_lens):
+    run = repeated("flash_attn_varlen_func")
+    for options in flash.OPTIONS:
+        flash.test_varlen_paged(device, options, k_lens)
+    assert run.found >= run.calls > 0
+
+
+@pytest.mark.parametrize("paged", [False, True], ids=["rows", "pages"])
+def test_with_kvcache_cases_again(repeated, device, paged):
+    run = repeated("flash_attn_with_kvcache")
+    for case in flash.CACHED:
+        if "behind" not in case:
+            flash.check_case(device, paged, case, True)
+    assert run.found
+
+
+def test_other_lengths_and_tables_again(repeated, device):
+    """A layer is found in each step. Its arrays are those of the step."""
+    torch.manual_seed(4)
+    q, pages = torch.randn(2, 1, 4, 64, device=device), flash.Pages(device, [12, 16], 4)
+    function, calls = flash.flash_attn_with_kvcache, repeated("flash_attn_with_kvcache")
+    for i, (lens, width) in enumerate([([9, 12], 3), ([3, 9], 3), ([12, 16], 4), ([1, 2], 4), ([5, 12], 3)]):
+        before = calls.found
+        out = function(q, pages.k, pages.v, cache_seqlens=flash.ints(lens, device),
+                       block_table=pages.table[:, :width].contiguous(), causal=True)
+        assert (calls.found > before) == (i in (1, 3))  # of the same shape
+        for j, n in enumerate(lens):
+            flash.check(out[j], flash.attention(q[j], pages.keys[j][:n], pages.values[j][:n])[0])
+
+
+def test_other_dtypes_and_shapes_again(repeated, device):
+    """Strides and index arrays stay the same."""
+    run, pages = repeated("flash_attn_with_kvcache"), flash.Pages(device, [12, 16], 4, spare=1)
+    call = functools.partial(run.function, cache_seqlens=flash.ints([12, 16], device), block_table=pages.table)
+    q, k = torch.randn(2, 1, 4, 64, device=device), torch.randn(3, 1, 2, 64, device=device)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for _ in range(2):
+            out = call(q.to(dtype), pages.k, pages.v)
+            want = [flash.attention(q[i].to(dtype), pages.keys[i], pages.values[i])[0] for i in range(2)]
+            flash.check(out[:, 0], torch.cat(want))
+    for _ in range(2):
+        call(q, pages.k, pages.v, k[:2], k[:2])
+    for new in (k, torch.randn(2, 1, 1, 64, device=device)):
+        with pytest.raises(folio.ArgumentError):
+            call(q, pages.k, pages.v, new, new)
+    assert run.found == 4
+
+
+def test_tensors_of_inference_mode(repeated, device):
+    """Layers are found again; each updates the plan."""
+    with torch.inference_mode():
+        test_other_lengths_and_tables_again(repeated, device)
+
+
+def test_another_stream(repeated, monkeypatch):
+    """A layer is found again on its own stream only, also by a plan that a graph has taken."""
+    q, pages, lens = torch.randn(2, 1, 4, 64), flash.Pages("cpu", [12, 16], 4), flash.ints([9, 12], "cpu")
+    streams, current = [], [5]
+    at = _attention(module.default_context(None), Geometry(4, 2, 64, 64, "f32", "f32", None, None, None))
+    plan = DevicePlan(at, 4, pages.k.shape[0], 2, 2, 1, 16, None)
+    monkeypatch.setattr(steps, "run_of", lambda context, like, stream: streams.append(stream))
+    monkeypatch.setattr(_oneshot, "device_plan", lambda *key: plan)
+    monkeypatch.setattr(folio.Context, "stream", lambda self: current[0])
+    for current[0], plan.step in ((5, None), (5, None), (6, None), (6, None), (7, False), (7, False)):
+        flash.flash_attn_with_kvcache(q, pages.k, pages.v, cache_seqlens=lens, block_table=pages.table)
+    assert streams == [5, 6, 7, 7]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_strides_again(repeated, device, rows):
+    """q, k and v are slices: with several rows they have no single stride, and are copied."""
+    torch.manual_seed(3)
+    run, pages = repeated("flash_attn_with_kvcache"), flash.Pages(device, [7, 4], 4, spare=rows)
+    lens = flash.ints([7, 4], device)
+    for dense in ((), (1, 2), (0, 2), (0, 1)):
+        wide = torch.randn(2, rows + 1, 8, 64, device=device)
+        q, k, v = (x[:, 1:].contiguous() if i in dense else x[:, 1:] for i, x in enumerate(wide.split([4, 2, 2], 2)))
+        for _ in range(2):  # also with new values at the same place
+            wide.normal_()
+            out = flash.flash_attn_with_kvcache(q, pages.k, pages.v, k, v, cache_seqlens=lens, block_table=pages.table,
+                                                causal=True)
+            for i, n in enumerate((7, 4)):
+                flash.check(out[i], flash.attention(q[i], torch.cat([pages.keys[i], k[i]]),
+                                                    torch.cat([pages.values[i], v[i]]))[0])
+    assert run.found >= run.calls == 8 if rows == 1 else not run.found
 
 
 @pytest.mark.parametrize("options", flash.OPTIONS, ids=str)
@@ -171,7 +324,6 @@ def test_layers_of_a_step_share_an_update(monkeypatch):
             run(layer, used, **options)
         return len(updates) - before
 
-    assert module._marks((np.zeros(2, np.int32),)) is None
     for varlen in (False, True):
         assert count((0, lens), (1, lens), (2, lens), varlen=varlen) == 1
         assert count((0, lens), (1, lens), (2, lens), varlen=varlen) == 1  # another step: changed by others than torch?
@@ -184,6 +336,11 @@ def test_layers_of_a_step_share_an_update(monkeypatch):
         lens.data = torch.tensor([3, 4], dtype=torch.int32)
         assert count((0, lens), varlen=varlen) == 1
         assert count((1, lens.clone()), (2, lens.clone()), varlen=varlen) == 2
+        made = lens.clone()
+        assert count((0, made), varlen=varlen) == 1
+        reference = weakref.ref(made)
+        del made
+        assert reference() is not None  # or another tensor could get its id
         with torch.inference_mode():
             made = lens.clone()
             assert count((0, made), (1, made), (2, made), varlen=varlen) == 3

@@ -17,11 +17,12 @@ from .._run import compiling, empty, place_check, refuse_gradients
 from ..attention import Geometry, Rotary
 from ..context import Context, default_context
 from ..errors import ArgumentError, UnsupportedError
+from . import _device
+from ._device import by_sequence, joined
 from .layers.rotary import count, places, rotate
 
 _NO_EFFECT = {"num_splits", "pack_gqa", "sm_margin", "scheduler_metadata"}
 _MAX = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
-_NUMBERS = (int, bool, type(None))
 _OF_HEADS = (("alibi_slopes", "slopes"), ("s_aux", "sinks"), ("k_descale", "k_head_scales"),
              ("v_descale", "v_head_scales"))  # arguments, in the order of _Options, and fields of a forward
 _REFUSED = {"q_descale": "q is f32, f16 or bf16 here: multiply it by its scale",
@@ -47,11 +48,21 @@ class _Options(NamedTuple):
 
 def call(name: str, function: Callable, given: tuple, options: tuple, out: Any = None) -> tuple:
     """(out, lse) by a function, or by its operator in compiled code."""
-    if not compiling():
-        return function(*given, _Options(*options)) if out is None else function(*given, _Options(*options), out)
-    if out is not None:
-        return out, getattr(_torch().ops.folio, name + "_out")(*given, *options, out)
-    return getattr(_torch().ops.folio, name)(*given, *options)
+    if compiling():
+        if out is not None:
+            return out, getattr(_torch().ops.folio, name + "_out")(*given, *options, out)
+        return getattr(_torch().ops.folio, name)(*given, *options)
+    return _eager(name, function, given, options, out)
+
+
+def _eager(name: str, function: Callable, given: tuple, options: tuple, out: Any = None) -> tuple:
+    more = {} if out is None else {"out": out}
+    if _device.on_gpu(given[0]):
+        more["same"] = same = _device.call_of(name, 7 if function is _kvcache else 3, given, options)
+        found = None if same is None else _device.again(same, out)
+        if found is not None:
+            return found
+    return function(*given, _Options(*options), **more)
 
 
 def _torch() -> Any:
@@ -112,11 +123,12 @@ def _wide(x: Any) -> Any:
     return _torch().nn.functional.pad(x, (0, more)) if is_torch(x) else np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, more)])
 
 
-def _padded(function: Callable, call: "_Call", q: Any, k: Any, v: Any, rest: tuple, o: _Options,
+def _padded(function: Callable, call: "_Call", q: Any, k: Any, v: Any, rest: tuple, o: _Options, same: Any,
             out: Any = None) -> tuple:
-    """function(q, k, v, *rest, o, out) by heads that are padded."""
+    """function(q, k, v, *rest, o, same, out) by heads that are padded."""
     o = o._replace(scale=o.scale or call.q.shape[-1] ** -0.5)
-    result, lse = function(_wide(q), _wide(k), _wide(v), *rest, o, *([] if out is None else [_wide(out)]))
+    result, lse = function(_wide(q), _wide(k), _wide(v), *rest, o, same=same,
+                           **({} if out is None else {"out": _wide(out)}))
     if out is None:
         out = empty(call.context, (*result.shape[:-1], call.v_size), _BY_NAME[call.q.dtype], q)
     out[...] = result[..., :call.v_size]
@@ -204,14 +216,15 @@ def _starts(value: Any, name: str, rows: int) -> np.ndarray:
 
 
 def _varlen(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Optional[Any], max_q: Optional[int], max_k: Optional[int],
-            block_table: Optional[Any], used: Optional[Any], qv: Optional[Any], o: _Options, out: Any = None) -> tuple:
+            block_table: Optional[Any], used: Optional[Any], qv: Optional[Any], o: _Options, out: Any = None,
+            same: Any = None) -> tuple:
     paged = _is_table(block_table)
     if not hasattr(cu_q, "__len__"):
         raise ArgumentError(f"cu_seqlens_q is {cu_q!r}; it must be int32 [seqs + 1]")
     call = _Call(q, k, v, 3, "total_q, heads, size", 4 if paged else 3,
                  "num_blocks, page_size, kv_heads, size" if paged else "total_k, kv_heads, size", qv, paged)
     if call.odd:
-        return _padded(_varlen, call, q, k, v, (cu_q, cu_k, max_q, max_k, None, used, None), o, out)
+        return _padded(_varlen, call, q, k, v, (cu_q, cu_k, max_q, max_k, None, used, None), o, same, out)
     seqs = len(cu_q) - 1
     result, lse, rows_lse = call.prepare(o, q, seqs, call.q.shape[0])
     if out is not None:
@@ -228,7 +241,7 @@ def _varlen(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Optional[Any], max_q: Optio
     elif call.context.on_host:
         _varlen_host(call, o, q, k, v, cu_q, cu_k, block_table, used, result, rows_lse, out is None)
     else:
-        _varlen_device(call, o.causal, q, k, v, cu_q, cu_k, max_q, max_k, block_table, used, result, rows_lse)
+        _varlen_device(call, o.causal, q, k, v, cu_q, cu_k, max_q, max_k, block_table, used, result, lse, same)
     return result, lse
 
 
@@ -311,7 +324,7 @@ def _paged(call: _Call) -> Any:
 
 
 def _varlen_device(call: _Call, causal: bool, q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: Optional[int],
-                   max_k: Optional[int], block_table: Any, used: Any, out: Any, lse: Any) -> None:
+                   max_k: Optional[int], block_table: Any, used: Any, out: Any, lse: Any, step: Any) -> None:
     rows = call.q.shape[0]
     same = block_table is None and used is None and not call.latent and cu_q.data_ptr() == cu_k.data_ptr()
     cache, longest = None, _oneshot.limit(max_k or max_q or rows)
@@ -324,107 +337,48 @@ def _varlen_device(call: _Call, causal: bool, q: Any, k: Any, v: Any, cu_q: Any,
         cache = call.blocks(call.k.shape[0], 1)
     more = cache is not None and (max_q or rows) > (max_k or longest)
 
-    def arrays() -> tuple:
-        lens, tables = used if used is not None else cu_k[1:] - cu_k[:-1], block_table
-        if cache is not None and tables is None:
-            torch = _torch()
-            tables = (cu_k[:-1, None] + torch.arange(longest, dtype=torch.int32, device=cu_k.device)).clamp_(
-                max=call.k.shape[0] - 1)
+    def arrays(cu_q: Any, cu_k: Any, _: Any, __: Any, tables: Any, used: Any) -> tuple:
+        lens = used if used is not None else cu_k[1:] - cu_k[:-1]
+        if rows_k is not None and tables is None:
+            tables = (cu_k[:-1, None] + count(cu_k, longest)).clamp_(max=rows_k - 1)
         return cu_q, lens, tables
 
-    device_forward(call.at, q, out, lse, len(cu_q) - 1, rows, max_q or rows, longest, arrays,
-                   (cu_q, cu_k, used, block_table, causal, more, longest, call.k.shape[0]),
-                   None if cache is None else call.k.data, causal=causal, more=more, cache=cache,
-                   k=k if same else None, v=v if same else None, **call.options)
-
-
-def _marks(made_of: tuple) -> Optional[list]:
-    """Equal for the same numbers and tensors, if no operation of torch has changed these. None if one cannot tell:
-    torch does not count the changes of tensors that were made in inference mode."""
-    try:
-        return [x if type(x) in _NUMBERS else (id(x), x.data_ptr(), x._version) for x in made_of]
-    except (RuntimeError, AttributeError):  # the second: no tensor, which the update refuses
-        return None
-
-
-def device_forward(at: Any, q: Any, out: Any, lse: Any, seqs: int, rows: int, query_len: int, longest: int,
-                   arrays: Callable, made_of: tuple = (), place: Any = None, *, causal: bool, more: bool = False,
-                   cache: Any = None, **options: Any) -> None:
-    """Attention on a GPU. arrays() makes (where rows of q begin, lengths, tables) there, of the tensors and numbers in
-    made_of. more: sequences may have more rows than keys; then each row becomes a sequence of its own.
-
-    The plan is not updated if it was by another layer of this step: made of the same tensors, which torch has not
-    changed, for a cache at another place. Kernels that are not torch's may write to the tensors between two steps: so a
-    place that comes again is another step."""
-    if more:
-        seqs, query_len = rows, 1
-    stream = at.context.stream()
-    planned = _oneshot.device_plan(at, cache.block_size if cache else 0, cache.num_blocks if cache else 0, seqs, rows,
-                                   query_len, longest, stream)
-    plan, last = planned.plan, planned.step  # False: never the same again
-    marks = None if place is None or last is False else _marks((*made_of, seqs, rows))
-    if last and last[0] == marks and place not in last[2]:
-        last[2].add(place)
-    else:
-        if last:
-            planned.step = None
-        starts, lens, tables = arrays()
-        torch, extra = _torch(), {}
-        if more:
-            seq, place = places(starts, lens - (starts[1:] - starts[:-1]), rows)
-            extra = {"first_query_pos": place.long(), "first_key_pos": torch.zeros_like(place, dtype=torch.int64)}
-            lens, tables, starts = lens[seq], tables[seq], None
-        plan.update_device(seq_lens=lens, block_tables=tables, query_start=starts, num_query_tokens=rows, stream=stream,
-                           causality_per_seq=None if causal else torch.full_like(lens, abi.FOLIO_CAUSAL_NO), **extra)
-        if marks:
-            planned.step = marks, made_of, {place}  # made_of, so that no other tensors get these ids
-    plan.forward(q, cache=cache, out=out, lse=lse, stream=stream, **options)
+    rows_k = None if cache is None else call.k.shape[0]
+    _device.forward(call.at, q, out, lse, cu_q.shape[0] - 1, rows, max_q or rows, longest, arrays,
+                    (cu_q, cu_k, max_q, max_k, block_table, used), step, causal=causal, more=more, cache=cache,
+                    k=k if same else None, v=v if same else None, **call.options)
 
 
 # ---- sequences of one length ----
 
 
-def _joined(x: Any) -> Any:
-    """[seqs, rows, heads, size], as [seqs * rows, heads, size] if its rows may have no single stride: a view of a
-    tensor takes 1.4 us."""
-    seqs, rows, heads, size = x.shape  # once: a tensor makes it anew
-    return x if rows == 1 or (is_torch(x) and x.is_contiguous()) else x.reshape(seqs * rows, heads, size)
-
-
-def _rows_lse(lse: Any, seqs: int) -> Any:
-    """lse [heads, seqs * rows] as [seqs, heads, rows]."""
-    if lse is None:
-        return None
-    lse = lse.reshape(lse.shape[0], seqs, -1) if seqs else lse.reshape(lse.shape[0], 0, 0)
-    return lse.transpose(0, 1) if is_torch(lse) else lse.transpose(1, 0, 2)
-
-
-def _fixed(q: Any, k: Any, v: Any, qv: Optional[Any], o: _Options) -> tuple:
+def _fixed(q: Any, k: Any, v: Any, qv: Optional[Any], o: _Options, same: Any = None) -> tuple:
     call = _Call(q, k, v, 4, "seqs, queries, heads, size", 4, "seqs, keys, kv_heads, size", qv)
     (seqs, queries), keys = call.q.shape[:2], call.k.shape[1]
     if call.k.shape[0] != seqs:
         raise ArgumentError(f"q has {seqs} sequences, but k has {call.k.shape[0]}")
     if call.odd:
-        return _padded(_fixed, call, q, k, v, (None,), o)
+        return _padded(_fixed, call, q, k, v, (None,), o, same)
     direct = keys == 0 or (keys == queries and not call.latent)
     if direct:
         out, lse, rows_lse = call.prepare(o, q, seqs, seqs, queries)
     if not direct or call.each:  # the keys are all of a cache
         return _kvcache(q, k, v, None, None, None, None, None, None, None, None, False, None, None, None, None, None,
-                        qv, o, call)
+                        qv, o, same, call)
     if keys == 0:  # nobody sees a key
         _fill_unseen(out, rows_lse, call.options.get("sinks"))
     elif seqs * queries:
-        options = {"k": _joined(k), "v": _joined(v), **call.options}
+        options = {"k": joined(k), "v": joined(v), **call.options}
         if call.context.on_host:
             step = _oneshot.kept.steps.find(("fixed", seqs, queries, o.causal), lambda: _oneshot.HostStep(
                 np.arange(seqs + 1, dtype=np.int32) * queries, np.full(seqs, queries, np.int32), None, o.causal))
-            _oneshot.host_forward(call.at, step, _joined(q), out, rows_lse, **options)
+            _oneshot.host_forward(call.at, step, joined(q), out, rows_lse, **options)
         else:
             starts = count(q, seqs + 1) * queries
-            device_forward(call.at, _joined(q), out, rows_lse, seqs, seqs * queries, queries, queries,
-                           lambda: (starts, starts.new_full((seqs,), queries), None), causal=o.causal, **options)
-    return out, _rows_lse(lse, seqs)
+            _device.forward(call.at, joined(q), out, lse, seqs, seqs * queries, queries, queries,
+                            lambda: (starts, starts.new_full((seqs,), queries), None), (), same, causal=o.causal,
+                            **options)
+    return out, by_sequence(lse, seqs)
 
 
 # ---- with a cache ----
@@ -434,7 +388,7 @@ def _kvcache(q: Any, k_cache: Any, v_cache: Any, k: Optional[Any], v: Optional[A
              sin: Optional[Any], lens: Optional[Any], len_number: Optional[int], batch_idx: Optional[Any],
              block_table: Optional[Any], interleaved: bool, leftpad: Optional[Any], cu_q: Optional[Any],
              cu_new: Optional[Any], max_q: Optional[int], rotary_lens: Optional[Any], qv: Optional[Any],
-             o: _Options, call: Any = None) -> tuple:
+             o: _Options, same: Any = None, call: Any = None) -> tuple:
     paged = _is_table(block_table)
     rank, dims = (4, "seqs, queries, heads, size") if cu_q is None else (3, "total_q, heads, size")
     call = call or _Call(q, k_cache, v_cache, rank, dims, 4, "num_blocks, page_size, kv_heads, size" if paged else
@@ -469,20 +423,22 @@ def _kvcache(q: Any, k_cache: Any, v_cache: Any, k: Optional[Any], v: Optional[A
         if qv is not None:
             q, k, v = _beside(qv, q), None if k is None else _beside(v, k), None
         if new:
-            call.options["k"], call.options["v"] = _joined(k), None if v is None else _joined(v)
-        where, capacity = (cache.block_size, width, lens, batch_idx, block_table, seqs), width * cache.block_size
+            call.options["k"], call.options["v"] = joined(k), None if v is None else joined(v)
+        capacity = width * cache.block_size
         if call.context.on_host:
+            where = call.k.shape[0], cache.block_size, width, lens, batch_idx, block_table, seqs
             key = ("kvcache", seqs, queries, new, call.k.shape[0], width, cache.block_size, o.causal,
                    _oneshot.contents(lens, "cache_seqlens"), _oneshot.contents(batch_idx, "cache_batch_idx"),
                    _oneshot.contents(block_table, "block_table"))
-            step = _oneshot.kept.steps.find(key, _kvcache_step, (call, where, queries, new, capacity, o.causal))
-            _oneshot.host_forward(call.at, step, _joined(q), out, rows_lse, cache=cache, **call.options)
+            step = _oneshot.kept.steps.find(key, _kvcache_step, (where, queries, new, capacity, o.causal))
+            _oneshot.host_forward(call.at, step, joined(q), out, rows_lse, cache=cache, **call.options)
         else:
-            device_forward(call.at, _joined(q), out, rows_lse, seqs, seqs * queries, queries, capacity,
-                           partial(_kvcache_arrays, call, where, queries, new),
-                           (lens, batch_idx, block_table, o.causal, new, width, queries), call.k.data, causal=o.causal,
-                           more=queries > capacity, cache=cache, **call.options)
-    return out, _rows_lse(lse, seqs)
+            like = q.new_empty(0)  # on the same device: `arrays` is kept, and q is not to be
+            arrays = partial(_kvcache_arrays, like, call.k.shape[0], cache.block_size, width, seqs, queries, new)
+            _device.forward(call.at, joined(q), out, lse, seqs, seqs * queries, queries, capacity, arrays,
+                            (lens, None, batch_idx, block_table), same, causal=o.causal, more=queries > capacity,
+                            cache=cache, **call.options)
+    return out, by_sequence(lse, seqs)
 
 
 def _rotary(call: _Call, cos: Any, sin: Any, interleaved: bool, lens: Any, rows: int) -> Rotary:
@@ -516,22 +472,24 @@ def _writes(x: Any) -> Optional[int]:
     return x._version if is_torch(x) and not x.is_inference() else None
 
 
-def _kvcache_step(call: _Call, where: tuple, queries: int, new: int, capacity: int, causal: bool) -> _oneshot.HostStep:
-    before, tables = _in_cache(call, *where)
+def _kvcache_step(where: tuple, queries: int, new: int, capacity: int, causal: bool) -> _oneshot.HostStep:
+    before, tables = _in_cache(np, *where)
     starts = np.arange(len(tables) + 1, dtype=np.int32) * queries
     return _oneshot.HostStep(starts, _room(before, new, len(tables), capacity), tables, causal)
 
 
-def _kvcache_arrays(call: _Call, where: tuple, queries: int, new: int) -> tuple:
-    before, tables = _in_cache(call, *where)
-    starts = count(call.q.owner, where[-1] + 1) * queries if queries > 1 else None
+def _kvcache_arrays(like: Any, rows: int, block_size: int, width: int, seqs: int, queries: int, new: int,
+                    lens: Any = None, number: Any = None, batch_idx: Any = None, table: Any = None, *_: Any) -> tuple:
+    before, tables = _in_cache(like, rows, block_size, width, number if lens is None else lens, batch_idx, table, seqs)
+    starts = count(like, seqs + 1) * queries if queries > 1 else None
     return starts, before + new if new else before, tables
 
 
-def _in_cache(call: _Call, block_size: int, width: int, lens: Any, batch_idx: Any, block_table: Any,
+def _in_cache(like: Any, rows: int, block_size: int, width: int, lens: Any, batch_idx: Any, block_table: Any,
               seqs: int) -> tuple:
-    """(tokens in the cache [seqs], block tables [seqs, blocks]). A row of a cache without tables is `width` blocks."""
-    host, like = call.context.on_host, np if call.context.on_host else call.q.owner
+    """(tokens in the cache [seqs], block tables [seqs, blocks]). A row of a cache without tables is `width` blocks.
+    like: np, or a tensor on a GPU."""
+    host = like is np
     if lens is None or isinstance(lens, int):
         value = width * block_size if lens is None else lens
         before = np.full(seqs, value, np.int32) if host else like.new_full((seqs,), value, dtype=_torch().int32)
@@ -539,7 +497,7 @@ def _in_cache(call: _Call, block_size: int, width: int, lens: Any, batch_idx: An
         before = required_array(lens, np.int32, "cache_seqlens") if host else lens
     if block_table is not None:
         return before, table_array(block_table, "block_table", seqs) if host else block_table
-    rows, index = call.k.shape[0], count(like, seqs) if batch_idx is None else batch_idx
+    index = count(like, seqs) if batch_idx is None else batch_idx
     index = required_array(index, np.int32, "cache_batch_idx") if host else index.int()
     if host and (index.shape != (seqs,) or (index < 0).any() or (index >= rows).any()):
         raise ArgumentError(f"cache_batch_idx must have {seqs} entries in [0, {rows}), the rows of the cache, one for "
@@ -574,7 +532,7 @@ def _kvcache_in_steps(call: _Call, q: Any, k_cache: Any, v_cache: Any, k: Any, v
         return _starts(value, name, x.shape[0]) if host else value
 
     starts = starts_of(cu_q, "cu_seqlens_q", q)
-    before, tables = _in_cache(call, page, 1, lens, batch_idx, block_table, seqs)
+    before, tables = _in_cache(like, call.k.shape[0], page, 1, lens, batch_idx, block_table, seqs)
     k_starts = starts * 0 if k is None else starts_of(cu_new, "cu_seqlens_k_new", k)
     new = k_starts[1:] - k_starts[:-1]
     total = _room(before, new, seqs, tables.shape[1] * page) if host else before + new
@@ -613,7 +571,7 @@ def _kvcache_in_steps(call: _Call, q: Any, k_cache: Any, v_cache: Any, k: Any, v
         tables = fine[count(tables, seqs)[:, None], own]
         k_cache, v_cache = (x.reshape(-1, size, *x.shape[2:]) for x in (k_cache, v_cache))
     out, lse = _varlen(q, k_cache, v_cache, starts, None, queries, None, tables, total - skip, qv, o)
-    return (out.reshape(seqs, queries, *out.shape[1:]), _rows_lse(lse, seqs)) if uniform else (out, lse)
+    return (out.reshape(seqs, queries, *out.shape[1:]), by_sequence(lse, seqs)) if uniform else (out, lse)
 
 
 # ---- operators, for torch.compile ----
@@ -631,12 +589,13 @@ def _define() -> None:
     num_options = len(options)
 
     def schema(function: Callable) -> str:
-        given = {n: kind for n, kind in get_type_hints(function).items() if n not in ("o", "out", "call", "return")}
+        others = ("o", "out", "same", "call", "return")
+        given = {n: kind for n, kind in get_type_hints(function).items() if n not in others}
         return ", ".join(f"{names[kind]}{written.get(name, '')} {name}" for name, kind in (given | options).items())
 
-    def operator(function: Callable) -> Callable:
+    def operator(name: str, function: Callable) -> Callable:
         def run(*given: Any, out: tuple = ()) -> tuple:
-            result, lse = function(*given[:-num_options], _Options(*given[-num_options:]), *out)
+            result, lse = _eager(name, function, given[:-num_options], given[-num_options:], *out)
             return result, given[0].new_empty((0,), dtype=torch.float32) if lse is None else lse
         return run
 
@@ -648,9 +607,10 @@ def _define() -> None:
         return out, lse.transpose(0, 1) if seqs else lse
 
     for name, function in (("flash_attn_varlen", _varlen), ("flash_attn", _fixed), ("flash_attn_kvcache", _kvcache)):
-        define(f"{name}({schema(function)}) -> (Tensor, Tensor)", operator(function), fake)
+        define(f"{name}({schema(function)}) -> (Tensor, Tensor)", operator(name, function), fake)
+    varlen = operator("flash_attn_varlen", _varlen)
     define(f"flash_attn_varlen_out({schema(_varlen)}, Tensor(a!) out) -> Tensor",
-           lambda *given: operator(_varlen)(*given[:-1], out=given[-1:])[1], lambda *given: fake(*given[:-1])[1])
+           lambda *given: varlen(*given[:-1], out=given[-1:])[1], lambda *given: fake(*given[:-1])[1])
 
 
 try:
