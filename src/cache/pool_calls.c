@@ -3,6 +3,7 @@
 #include "cache/pool_check.h"
 #include "core/tensor.h"
 
+#include <string.h>
 #include <sys/random.h>
 
 /* ------------------------------------------------------------------------------- create, destroy */
@@ -131,8 +132,12 @@ static folio_status fill_pool(folio_pool *pool, const folio_pool_desc *d)
     TRY(make_tiers(pool, d, &hash_key));
     TRY(folioi_index_init(&pool->allocator, &pool->index, pool->num_layer_groups, pool->block_size,
                           hash_key));
-    if (pool->store != NULL)
-        folioi_index_use_digests(&pool->index, folioi_store_secret(pool->store));
+    if (pool->store != NULL) {
+        folioi_key secret;
+        folioi_store_secret(pool->store, &secret);
+        folioi_index_use_digests(&pool->index, &secret);
+        explicit_bzero(&secret, sizeof secret);
+    }
     if (!pool_fills_freed(pool)) return FOLIO_OK;
     TRY(folioi_pool_make_blanks(pool));
     return pool->store != NULL && pool_wipes_freed(pool) ? folioi_store_wipe(pool->store)

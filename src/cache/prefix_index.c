@@ -37,6 +37,7 @@ void folioi_index_free(const folio_allocator *a, folioi_index *x)
     folioi_array_free(a, &x->ids);
     folioi_array_free(a, &x->buckets);
     folioi_array_free(a, &x->scratch);
+    explicit_bzero(x, sizeof *x); /* hash key and secrets */
 }
 
 /* The input of a key or digest: what came before, salt, ids. */
@@ -56,10 +57,10 @@ folioi_key folioi_index_key(folioi_index *x, folioi_key parent, uint64_t salt, f
     return (folioi_key){{h.low64 & x->key_mask, h.high64 & x->key_mask}};
 }
 
-void folioi_index_use_digests(folioi_index *x, folioi_key secret)
+void folioi_index_use_digests(folioi_index *x, const folioi_key *secret)
 {
     x->digests = true;
-    XXH3_generateSecret(x->digest_secret, sizeof x->digest_secret, &secret, sizeof secret);
+    XXH3_generateSecret(x->digest_secret, sizeof x->digest_secret, secret, sizeof *secret);
 }
 
 folioi_key folioi_index_digest(folioi_index *x, int32_t parent, uint64_t salt, folioi_block_ids ids)

@@ -94,7 +94,7 @@ folioi_key folioi_index_key(folioi_index *x, folioi_key parent, uint64_t salt,
                             folioi_block_ids ids);
 
 /** Nodes get digests under this secret; before the first one is added. */
-void folioi_index_use_digests(folioi_index *x, folioi_key secret);
+void folioi_index_use_digests(folioi_index *x, const folioi_key *secret);
 /** The digest of a block after node `parent` (NONE: the first); zero without digests. */
 folioi_key folioi_index_digest(folioi_index *x, int32_t parent, uint64_t salt,
                                folioi_block_ids ids);

@@ -7,6 +7,7 @@
 #include "cache/store.h"
 
 #include "cache/key_table.h"
+#include "core/cancel.h"
 #include "core/checked.h"
 
 #include <pthread.h>
@@ -25,12 +26,16 @@ struct folioi_store {
     folio_allocator allocator;
     folioi_store_file file;
     pthread_mutex_t forgetting; /* one forget at a time; taken before lock */
-    pthread_mutex_t lock;       /* guards everything below, and file.epoch */
+    pthread_mutex_t trimming;   /* one wipe of the tail at a time; guards tail */
+    int64_t tail;         /* bytes of the file behind its last frame that may hold something */
+    pthread_mutex_t lock; /* guards everything below, and file.epoch */
+    pthread_cond_t wiped; /* a frame that was being wiped is free again */
+    int64_t wiping;       /* frames that are held to be wiped, those in `forgotten` too */
     folioi_blocks
         frames; /* frame i is the file's frame i + 1; its node is i while it is in the table */
+    int32_t forgotten;    /* the first frame of forgotten salts, all held, by their `next`; NONE */
     frame_entry *entries; /* [frames.num] */
     folioi_key_table table;
-    int64_t tail;     /* bytes of the file behind its last frame that may hold something */
     int64_t promised; /* of the free and cached ones, to SEQUENCE puts to come */
     uint64_t stamp;   /* of the last put */
     folioi_replaced_fn replaced;
@@ -97,10 +102,19 @@ static folioi_frame_id id_of(const folioi_frame_info *info)
                              .hashed = info->hashed};
 }
 
+/* Until one of the `wiping` frames is free again. */
+static void await_wiped(folioi_store *store)
+{
+    int cancel = cancel_defer();
+    pthread_cond_wait(&store->wiped, &store->lock);
+    cancel_allow(cancel);
+}
+
 /* A frame to write to, the caller's and in no table; NONE when there is none. *gone: what it held. */
 static int32_t take_frame(folioi_store *store, bool *replaced, folioi_frame_id *gone)
 {
     folioi_blocks *frames = &store->frames;
+    while (blocks_available(frames) == 0 && store->wiping > 0) await_wiped(store);
     *replaced = frames->num_free == 0 && frames->num_cached > 0;
     if (blocks_available(frames) == 0) return NONE;
     if (*replaced) {
@@ -128,6 +142,28 @@ static void discard(folioi_store *store, int32_t i)
     pthread_mutex_lock(&store->lock);
     if (!wiped) store->stats.errors++;
     blocks_release(&store->frames, i);
+    pthread_mutex_unlock(&store->lock);
+}
+
+/* A frame that was taken to be wiped is given back. */
+static void end_wipe(folioi_store *store)
+{
+    store->wiping--;
+    pthread_cond_broadcast(&store->wiped);
+}
+
+/* An open after a kill finds what has a head: so all heads go before anything else does. */
+static void wipe_forgotten(folioi_store *store)
+{
+    pthread_mutex_lock(&store->lock);
+    while (store->forgotten != NONE) {
+        int32_t first = store->forgotten;
+        store->forgotten = store->frames.block[first].next;
+        pthread_mutex_unlock(&store->lock);
+        discard(store, first);
+        pthread_mutex_lock(&store->lock);
+        end_wipe(store);
+    }
     pthread_mutex_unlock(&store->lock);
 }
 
@@ -257,7 +293,10 @@ folio_status folioi_store_open(const folio_allocator *a, const folioi_store_desc
         folioi_free(a, store, sizeof *store);
         return status;
     }
+    store->forgotten = NONE;
     pthread_mutex_init(&store->forgetting, NULL);
+    pthread_mutex_init(&store->trimming, NULL);
+    pthread_cond_init(&store->wiped, NULL);
     pthread_mutex_init(&store->lock, NULL);
     status = make_index(store, desc->max_bytes);
     if (status == FOLIO_OK) {
@@ -277,6 +316,8 @@ void folioi_store_close(folioi_store *store)
         (void)folioi_store_file_save_epoch(&store->file, store->file.epoch);
     folioi_store_file_close(&store->file);
     pthread_mutex_destroy(&store->lock);
+    pthread_cond_destroy(&store->wiped);
+    pthread_mutex_destroy(&store->trimming);
     pthread_mutex_destroy(&store->forgetting);
     folio_allocator a = store->allocator;
     int64_t n = store->frames.num;
@@ -370,6 +411,7 @@ static folio_status put(folioi_store *store, const folioi_frame_id *id, const vo
     bool replaced = false;
     int32_t i = NONE;
 
+    wipe_forgotten(store); /* their frames may be the only ones */
     pthread_mutex_lock(&store->lock);
     /* Held: the old frame is not taken for the new one, and is the last used afterwards. */
     int32_t old = find(store, id->key, id->group, id->kind);
@@ -539,15 +581,20 @@ void folioi_store_forget_salt(folioi_store *store, uint64_t salt)
     pthread_mutex_lock(&store->lock);
     for (int64_t i = 0; i < store->frames.num; i++) {
         const folioi_frame_info *info = &store->entries[i].info;
-        if (is_known(store, i) && info->kind == FOLIOI_FRAME_CACHED && info->salt == salt)
-            leave(store, (int32_t)i);
+        if (!is_known(store, i) || info->kind != FOLIOI_FRAME_CACHED || info->salt != salt)
+            continue;
+        blocks_retain(&store->frames, (int32_t)i);
+        leave(store, (int32_t)i);
+        store->frames.block[i].next = store->forgotten;
+        store->forgotten = (int32_t)i;
+        store->wiping++;
     }
     pthread_mutex_unlock(&store->lock);
 }
 
 static int64_t available(const folioi_store *store)
 {
-    return blocks_available(&store->frames) - store->promised;
+    return blocks_available(&store->frames) + store->wiping - store->promised;
 }
 
 int64_t folioi_store_available(folioi_store *store)
@@ -574,15 +621,16 @@ void folioi_store_unpromise(folioi_store *store, int64_t n)
     pthread_mutex_unlock(&store->lock);
 }
 
-/* One free frame that may hold something; false: there is none, or the rest is promised. */
+/* One free frame that may hold something; *more false: there is none, and nobody else has one. */
 static folio_status wipe_frame(folioi_store *store, bool *more)
 {
     folioi_blocks *frames = &store->frames;
-    int32_t i = NONE;
     pthread_mutex_lock(&store->lock);
-    if (frames->num_clean < frames->num_free && available(store) > 0) i = blocks_take(frames, NONE);
+    while (frames->num_clean == frames->num_free && store->wiping > 0) await_wiped(store);
+    *more = frames->num_clean < frames->num_free;
+    int32_t i = *more ? blocks_take(frames, NONE) : NONE;
+    store->wiping += *more;
     pthread_mutex_unlock(&store->lock);
-    *more = i != NONE;
     if (i == NONE) return FOLIO_OK;
     folio_status status = folioi_store_file_clear(&store->file, store->entries[i].bytes,
                                                   frame_offset(&store->file, i + 1));
@@ -594,7 +642,18 @@ static folio_status wipe_frame(folioi_store *store, bool *more)
         store->stats.errors++;
         blocks_release(frames, i);
     }
+    end_wipe(store);
     pthread_mutex_unlock(&store->lock);
+    return status;
+}
+
+static folio_status wipe_tail(folioi_store *store)
+{
+    pthread_mutex_lock(&store->trimming);
+    folio_status status = folioi_store_file_clear(
+        &store->file, store->tail, frame_offset(&store->file, store->frames.num + 1));
+    if (status == FOLIO_OK) store->tail = 0;
+    pthread_mutex_unlock(&store->trimming);
     return status;
 }
 
@@ -602,15 +661,9 @@ folio_status folioi_store_wipe(folioi_store *store)
 {
     folio_status status = FOLIO_OK;
     bool more = true;
+    wipe_forgotten(store);
     while (more && status == FOLIO_OK) status = wipe_frame(store, &more);
-    pthread_mutex_lock(&store->forgetting);
-    if (store->tail > 0 && status == FOLIO_OK) {
-        int64_t at = frame_offset(&store->file, store->frames.num + 1);
-        status = folioi_store_file_clear(&store->file, store->tail, at);
-        if (status == FOLIO_OK) store->tail = 0;
-    }
-    pthread_mutex_unlock(&store->forgetting);
-    return status;
+    return status == FOLIO_OK ? wipe_tail(store) : status;
 }
 
 void folioi_store_touch(folioi_store *store, const folioi_frame_id *id)
@@ -654,7 +707,7 @@ folioi_store_stats folioi_store_get_stats(folioi_store *store)
 
 uint64_t folioi_store_hash_key(const folioi_store *store) { return store->file.hash_key; }
 
-folioi_key folioi_store_secret(const folioi_store *store)
+void folioi_store_secret(const folioi_store *store, folioi_key *out)
 {
-    return folioi_store_file_digest_key(&store->file);
+    folioi_store_file_digest_key(&store->file, out);
 }

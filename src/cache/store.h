@@ -42,8 +42,8 @@ folio_status folioi_store_open(const folio_allocator *a, const folioi_store_desc
 void folioi_store_close(folioi_store *store);
 
 uint64_t folioi_store_hash_key(const folioi_store *store);
-/** A number of the file's own, for digests. */
-folioi_key folioi_store_secret(const folioi_store *store);
+/** A number of the file's own, for digests: a secret, which the caller clears. */
+void folioi_store_secret(const folioi_store *store, folioi_key *out);
 
 /**
  * Write a frame. The same (key, group, kind) again goes to another frame, and the old one goes when it
@@ -77,16 +77,18 @@ void folioi_store_drop(folioi_store *store, const folioi_frame_id *id);
  * here, and close tries again to write it down.
  */
 folio_status folioi_store_forget(folioi_store *store);
-/** Forget the CACHED frames of a salt. On disk they stay until they are wiped. */
+/** Forget the CACHED frames of a salt. On disk they stay until the next folioi_store_wipe or put. */
 void folioi_store_forget_salt(folioi_store *store, uint64_t salt);
 
 /**
- * Zeros over all that free frames hold, and over what lies past a smaller max_bytes. Frames promised to
- * SEQUENCE puts are left alone if no others are free. ERR_IO: some are not wiped; call it again.
+ * Zeros over the heads of forgotten salts, then over all that free frames hold, and over what lies past a smaller
+ * max_bytes. Where several threads wipe, each returns when all is wiped. A put that needs the frame under the zeros
+ * waits for it. ERR_IO: some are not wiped; call it again.
  */
 folio_status folioi_store_wipe(folioi_store *store);
 
-/** Frames that can still be promised to SEQUENCE puts: free, or CACHED and read by nobody, less those promised. */
+/** Frames that can still be promised to SEQUENCE puts: free, being wiped, or CACHED and read by nobody, less those
+ * promised. */
 int64_t folioi_store_available(folioi_store *store);
 
 /** Keep n frames for SEQUENCE puts to come; each put, also one that fails, uses up one. False: there are not so

@@ -179,14 +179,18 @@ static folioi_seal epoch_seal(const folioi_store_file *file, uint64_t epoch)
                      (folioi_bytes){NULL, 0}, file->hash_key);
 }
 
-folioi_key folioi_store_file_digest_key(const folioi_store_file *file)
+/* No seal by value, which would leave copies on the stack. */
+void folioi_store_file_digest_key(const folioi_store_file *file, folioi_key *out)
 {
-    folioi_key key = file->secret;
-    folioi_seal seal =
-        make_seal(file, FOLIOI_SEALED_SECRET, (folioi_bytes){&file->secret, sizeof file->secret},
-                  (folioi_bytes){NULL, 0}, 0);
-    if (file->keyed) memcpy(&key, seal.byte, sizeof key);
-    return key;
+    const unsigned char kind[1] = {FOLIOI_SEALED_SECRET};
+    const folioi_bytes key = {file->key.byte, sizeof file->key};
+    const folioi_bytes all[] = {{kind, sizeof kind}, {&file->secret, sizeof file->secret}};
+    unsigned char hash[FOLIOI_KEYED_HASH_BYTES];
+    *out = file->secret;
+    if (!file->keyed) return;
+    folioi_keyed_hash(key, all, 2, hash);
+    memcpy(out, hash, sizeof *out);
+    explicit_bzero(hash, sizeof hash);
 }
 
 folio_status folioi_store_file_save_epoch(folioi_store_file *file, uint64_t epoch)

@@ -161,8 +161,8 @@ folio_status folioi_store_file_clear(folioi_store_file *file, int64_t n, int64_t
 bool folioi_store_file_wipe(folioi_store_file *file, int64_t frame);
 
 folio_status folioi_store_random(uint64_t *out); /* never 0 */
-/** What digests are made under. With a key, who reads the file does not know it. */
-folioi_key folioi_store_file_digest_key(const folioi_store_file *file);
+/** What digests are made under. With a key, who reads the file does not know it: the caller clears *out. */
+void folioi_store_file_digest_key(const folioi_store_file *file, folioi_key *out);
 /** The epoch put into the superblock; epoch_saved says whether it is there. */
 folio_status folioi_store_file_save_epoch(folioi_store_file *file, uint64_t epoch);
 

@@ -3,6 +3,8 @@
 
 #include "vendor/blake2/blake2.h"
 
+#include <string.h>
+
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wunused-function"
 /* Declared first, so that none of the names is global in the static library. */
@@ -16,7 +18,8 @@ static int blake2b_folioi(uint8_t *out, const void *in, const void *key, size_t 
 #include "vendor/blake2/blake2b-ref.c"
 #pragma GCC diagnostic pop
 
-void folioi_keyed_hash(folioi_bytes key, const folioi_bytes *pieces, int n, unsigned char *out)
+static __attribute__((noinline)) void hash(folioi_bytes key, const folioi_bytes *pieces, int n,
+                                           unsigned char *out)
 {
     blake2b_state state;
     if (key.size == 0) (void)blake2b_init(&state, FOLIOI_KEYED_HASH_BYTES);
@@ -24,4 +27,17 @@ void folioi_keyed_hash(folioi_bytes key, const folioi_bytes *pieces, int n, unsi
     for (int i = 0; i < n; i++) (void)blake2b_update(&state, pieces[i].data, pieces[i].size);
     (void)blake2b_final(&state, out, FOLIOI_KEYED_HASH_BYTES);
     secure_zero_memory(&state, sizeof state);
+}
+
+/* blake2b_final leaves the hash on the stack, and some hashes are keys. Covers all that hash() had there. */
+static __attribute__((noinline)) void clear_stack(void)
+{
+    unsigned char used[2048];
+    explicit_bzero(used, sizeof used);
+}
+
+void folioi_keyed_hash(folioi_bytes key, const folioi_bytes *pieces, int n, unsigned char *out)
+{
+    hash(key, pieces, n, out);
+    clear_stack();
 }

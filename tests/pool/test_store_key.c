@@ -2,11 +2,13 @@
  * test_store_key.c: a store with a key: what somebody who can read and write the file, and has this library, cannot do
  * without the key. What he can: damage frames, which are misses, and put older ones of the same file back.
  */
+#include "cache/pool.h"
 #include "core/hash.h"
 #include "core/keyed_hash.h"
 #include "pool/generation_rig.h"
 #include "pool/store_rig.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -32,6 +34,81 @@ TEST(store_key, the_hash_is_blake2b)
         for (int i = 0; i < 32; i++) snprintf(hex + 2 * i, 3, "%02x", out[i]);
         CHECK_MSG(strcmp(hex, expected[c]) == 0, "case %d: %s", c, hex);
     }
+}
+
+/* ------------------------------------------------------------------------------ what is left behind */
+
+enum { STACK_BYTES = 1 << 20 };
+
+typedef struct {
+    gen_world w;
+    folio_pool_desc desc;
+    unsigned char digest_secret[64]; /* its beginning, while the pool lives */
+} left_behind;
+
+static bool holds(const unsigned char *memory, size_t bytes, const void *secret, size_t n)
+{
+    for (size_t i = 0; i + n <= bytes; i++)
+        if (memcmp(memory + i, secret, n) == 0) return true;
+    return false;
+}
+
+static void *plain_alloc(void *user, size_t size, size_t align)
+{
+    (void)user;
+    return aligned_alloc(align > 64 ? align : 64, (size + 63) / 64 * 64);
+}
+
+/* Memory that still has the pool's secrets when it is freed. */
+static void looking_free(void *user, void *memory, size_t size)
+{
+    left_behind *l = user;
+    if (memory != NULL && l->digest_secret[0] != 0)
+        CHECK(!holds(memory, size, l->digest_secret, sizeof l->digest_secret));
+    free(memory);
+}
+
+static void *open_and_close(void *arg)
+{
+    left_behind *l = arg;
+    CHECK(gen_pool_open(&l->w.p, &l->w.m, &l->desc, NULL));
+    memcpy(l->digest_secret, l->w.p.pool->index.digest_secret, sizeof l->digest_secret);
+    gen_pool_close(&l->w.p);
+    return NULL;
+}
+
+/* The keys of digests and seals: neither on the stack of the thread that made the pool, nor in memory that it freed. */
+TEST(store_key, no_key_is_left_behind)
+{
+    static left_behind l;
+    static const gen_geometry g = {
+        .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_F32, .num_layer_groups = 1};
+    const folio_allocator looking = {plain_alloc, looking_free, &l};
+    REQUIRE_TEST(gen_world_model(&l.w, &g, &looking));
+    l.desc = gen_world_desc(&l.w, 16, 0, 6);
+    l.desc.store_key = key.data, l.desc.store_key_bytes = (int32_t)key.size;
+    unsigned char *stack = aligned_alloc(4096, STACK_BYTES);
+    memset(stack, 0, STACK_BYTES);
+    pthread_attr_t attr;
+    pthread_t thread;
+    pthread_attr_init(&attr);
+    REQUIRE_TEST(pthread_attr_setstack(&attr, stack, STACK_BYTES) == 0);
+    REQUIRE_TEST(pthread_create(&thread, &attr, open_and_close, &l) == 0);
+    pthread_join(thread, NULL);
+    pthread_attr_destroy(&attr);
+    int64_t size = 0;
+    unsigned char *file = srig_read_file(l.w.store, &size), seals[32], digests[32];
+    const unsigned char *secret = file + SRIG_HASH_KEY + 8, kind[1] = {FOLIOI_SEALED_SECRET};
+    folioi_keyed_hash(key, (folioi_bytes[]){{file, 8}, {secret, 16}}, 2, seals);
+    folioi_keyed_hash((folioi_bytes){seals, 32}, (folioi_bytes[]){{kind, 1}, {secret, 16}}, 2,
+                      digests);
+    CHECK(!holds(stack, STACK_BYTES, key.data, key.size));
+    CHECK(!holds(stack, STACK_BYTES, seals, 32));
+    CHECK(!holds(stack, STACK_BYTES, digests, 16));
+    CHECK(!holds(stack, STACK_BYTES, l.digest_secret, sizeof l.digest_secret));
+    free(file);
+    free(stack);
+    gen_world_close(&l.w);
 }
 
 /* -------------------------------------------------------------------------------- forged frames */

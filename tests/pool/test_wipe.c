@@ -7,7 +7,10 @@
 #include "pool/generation_rig.h"
 #include "pool/store_rig.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
+#include <time.h>
 
 static const gen_geometry several = {.backend = "cpu",
                                      .block_size = 4,
@@ -297,7 +300,7 @@ STORE_TEST(wipe, a_shorter_block_covers_a_longer_one, 2)
     CHECK_INT(srig_get(rig->store, 4, 2, CACHED, 0), 1);
 }
 
-/* A disk that fails: the error is told, and the next call does the rest. Frames under promise are left alone. */
+/* A disk that fails: the error is told, and the next call does the rest. */
 TEST(wipe, a_disk_that_fails)
 {
     static store_rig rig;
@@ -322,6 +325,124 @@ TEST(wipe, a_disk_that_fails)
     CHECK_INT(srig_get(rig.store, 9, 1, SEQUENCE, 0), 1);
     CHECK_INT(folioi_store_available(rig.store), 5);
     for (uint64_t n = 10; n < 15; n++) CHECK_OK(srig_put(rig.store, n, 0, CACHED, 0));
+    srig_end(&rig);
+}
+
+/* What a hook starts during a wipe, on another thread. */
+typedef struct {
+    folioi_store *store;
+    void *(*run)(void *); /* run(this) */
+    pthread_t thread;
+    atomic_int done; /* steps of it */
+    int steps;       /* that the hook waits for */
+} beside;
+
+static void start_beside(void *user)
+{
+    beside *b = user;
+    CHECK(pthread_create(&b->thread, NULL, b->run, b) == 0);
+    for (int i = 0; i < 1000 && atomic_load(&b->done) < b->steps; i++)
+        nanosleep(&(struct timespec){0, 10000000}, NULL);
+    CHECK_MSG(atomic_load(&b->done) >= b->steps, "the other thread waits for the wipe");
+    nanosleep(&(struct timespec){0, 20000000}, NULL); /* its next step, if it need not wait */
+}
+
+static void *put_promised(void *user)
+{
+    beside *b = user;
+    for (uint64_t n = 20; n < 23; n++, atomic_fetch_add(&b->done, 1))
+        CHECK_OK(srig_put(b->store, n, 1, SEQUENCE, 0));
+    return NULL;
+}
+
+static void *forget_again(void *user)
+{
+    beside *b = user;
+    CHECK_OK(folioi_store_forget(b->store));
+    atomic_fetch_add(&b->done, 1);
+    return NULL;
+}
+
+static void open_faulty(store_rig *rig, srig_faults *faults, folioi_file_ops *ops, int64_t frames)
+{
+    srig_init(rig, frames);
+    *ops = srig_faulty_ops(faults);
+    rig->desc.ops = ops;
+    CHECK_OK(srig_open(rig));
+}
+
+/* Frames that are promised are wiped too; a put that needs the one under the zeros waits for it. */
+TEST(wipe, frames_under_promise)
+{
+    static store_rig rig;
+    static srig_faults faults;
+    folioi_file_ops ops;
+    open_faulty(&rig, &faults, &ops, 3);
+    beside other = {.store = rig.store, .run = put_promised, .steps = 2};
+    for (uint64_t n = 0; n < 3; n++) CHECK_OK(srig_put(rig.store, n, 0, CACHED, 0));
+    CHECK_OK(folioi_store_forget(rig.store));
+    CHECK(folioi_store_promise(rig.store, 3));
+    faults.hook = start_beside;
+    faults.hook_user = &other;
+    faults.hook_write = faults.writes + 1;
+    CHECK_OK(folioi_store_wipe(rig.store));
+    REQUIRE_TEST(faults.hook_write == 0); /* it wiped one */
+    pthread_join(other.thread, NULL);
+    for (uint64_t n = 20; n < 23; n++) CHECK_INT(srig_get(rig.store, n, 1, SEQUENCE, 0), 1);
+    CHECK_INT(folioi_store_available(rig.store), 0);
+    srig_end(&rig);
+}
+
+/* Others forget while the bytes past a smaller size are overwritten, which takes as long as they are many. */
+TEST(wipe, nobody_waits_for_the_tail)
+{
+    static store_rig rig;
+    static srig_faults faults;
+    folioi_file_ops ops;
+    open_faulty(&rig, &faults, &ops, 3);
+    for (uint64_t n = 0; n < 3; n++) CHECK_OK(srig_put(rig.store, n, 0, CACHED, 0));
+    CHECK_OK(folioi_store_forget(rig.store));
+    srig_frames(&rig, 2);
+    srig_reopen(&rig);
+    beside other = {.store = rig.store, .run = forget_again, .steps = 1};
+    faults.hook = start_beside;
+    faults.hook_user = &other;
+    faults.hook_write = faults.writes + 3;
+    CHECK_OK(folioi_store_wipe(rig.store));
+    REQUIRE_TEST(faults.hook_write == 0);
+    pthread_join(other.thread, NULL);
+    srig_end(&rig);
+}
+
+/* A forget of a salt that is cut short in its middle, as by a kill: an open finds none of its frames, all of the others. */
+TEST(wipe, heads_of_a_salt_go_first)
+{
+    enum { BYTES = 96 * 1024, FRAMES = 12 }; /* two writes of zeros a frame */
+    static store_rig rig;
+    static srig_faults faults;
+    static unsigned char payload[BYTES];
+    folioi_file_ops ops = srig_faulty_ops(&faults);
+    srig_init(&rig, 0);
+    rig.geometry[0].payload_bytes = BYTES;
+    rig.desc.max_bytes = (FRAMES + 1) * (int64_t)(BYTES + 4096);
+    rig.desc.ops = &ops;
+    REQUIRE_TEST(srig_open(&rig) == FOLIO_OK);
+    for (uint64_t n = 0; n < FRAMES; n++) {
+        folioi_frame_id id = {
+            .key = {{n, ~n}}, .salt = n % 3, .kind = CACHED, .ids = &n, .ids_bytes = 8};
+        CHECK_OK(folioi_store_put(rig.store, &id, payload, BYTES));
+    }
+    folioi_store_forget_salt(rig.store, 1);
+    CHECK_INT(folioi_store_available(rig.store), FRAMES);
+    faults.fail_write = faults.writes + FRAMES / 3 + 1;
+    faults.write_errno = 5;
+    faults.from_then_on = true;
+    REFUSED(folioi_store_wipe(rig.store), FOLIO_ERR_IO, "Input/output error");
+    srig_close(&rig);
+    faults = (srig_faults){.fail_write = 0};
+    CHECK_OK(srig_open(&rig));
+    CHECK_INT(srig_stats(&rig).used, FRAMES * 2 / 3);
+    CHECK_INT(srig_stats(&rig).warnings, 0);
     srig_end(&rig);
 }
 
