@@ -165,7 +165,6 @@ static void copy_rows(int32_t *to, int64_t to_stride, const int32_t *from, int64
 static folio_status check_step(const folio_vllm06_graph_input_buffers *b,
                                const folio_vllm06_metadata *step, bool encoder)
 {
-    REQUIRE(step != NULL, "prepare_graph_input_buffers: attn_metadata is NULL or has no decodes");
     const folio_vllm06_metadata_fields *f = &step->f;
     REQUIRE(step->num_seqs == b->batch_size,
             "prepare_graph_input_buffers: the step has %lld decodes, the graph %lld",
@@ -197,7 +196,10 @@ folio_status folio_vllm06_prepare_graph_input_buffers(
     folio_vllm06_graph_input_buffers b;
     STRUCT_IN(b, input_buffers, "folio_vllm06_graph_input_buffers");
     bool encoder = is_encoder_decoder_model != 0;
+    REQUIRE(attn_metadata != NULL && attn_metadata->f.num_decode_tokens > 0,
+            "prepare_graph_input_buffers: attn_metadata is NULL or has no decodes");
     const folio_vllm06_metadata *step = folio_vllm06_decode_metadata(attn_metadata);
+    if (step == NULL) return FOLIO_ERR_MEMORY; /* which has been said */
     TRY(check_step(&b, step, encoder));
     const folio_vllm06_metadata_fields *f = &step->f;
     if (f->block_tables == b.block_tables) return FOLIO_OK; /* the graph's own: all is there */
