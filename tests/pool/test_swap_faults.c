@@ -7,8 +7,11 @@
 #include "cache/pool.h"
 #include "pool/generation_rig.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -225,6 +228,72 @@ TEST(swap_faults, a_pool_with_tiers_needs_all_its_memory)
     gen_world_close(&f.w);
     CHECK_INT(f.counter.live, 0);
     CHECK_INT(f.counter.faults, 0);
+}
+
+/* ------------------------------------------------------------------------- a disk that fails once */
+
+/* The linker gives the library these (tests/CMakeLists.txt). */
+ssize_t __real_pread(int fd, void *data, size_t n, off_t at);
+ssize_t __real_pwrite(int fd, const void *data, size_t n, off_t at);
+ssize_t __wrap_pread(int fd, void *data, size_t n, off_t at);
+ssize_t __wrap_pwrite(int fd, const void *data, size_t n, off_t at);
+
+static atomic_llong calls_left = LLONG_MAX; /* the call after them fails */
+
+static bool call_fails(void)
+{
+    errno = EIO;
+    return atomic_fetch_sub(&calls_left, 1) == 0;
+}
+
+ssize_t __wrap_pread(int fd, void *data, size_t n, off_t at)
+{
+    return call_fails() ? -1 : __real_pread(fd, data, n, at);
+}
+
+ssize_t __wrap_pwrite(int fd, const void *data, size_t n, off_t at)
+{
+    return call_fails() ? -1 : __real_pwrite(fd, data, n, at);
+}
+
+/* The n-th read or write fails, for every n: an error or a shorter prefix, and every row right after it. */
+static void check_disk(const gen_geometry *g, operation op)
+{
+    static fragile f;
+    f = (fragile){0};
+    REQUIRE_TEST(gen_world_model(&f.w, g, NULL));
+    bool reached = true;
+    long long n = 0;
+    for (; reached && test_failures() == 0; n++) {
+        REQUIRE_TEST(prepare(&f, op));
+        atomic_store(&calls_left, n);
+        folio_status status = operate(&f, op, n % 2 == 1);
+        reached = atomic_exchange(&calls_left, LLONG_MAX) < 0;
+        CHECK(status == FOLIO_OK || (reached && status == FOLIO_ERR_IO));
+        CHECK(reached || gen_stats(&f.w.p).store_errors == 0);
+        CHECK_OK(folio_pool_check(f.w.p.pool));
+        gen_poison_free(&f.w);
+        if (gen_info(f.s).state == FOLIO_SEQUENCE_SWAPPED)
+            CHECK_OK(folio_sequence_swap_in(f.s, NULL, NULL));
+        bool goes_out = op == OUT_HOST || op == OUT_DISK || op == PREEMPT;
+        CHECK(!goes_out || gen_info(f.s).len == 30); /* all of it, or it was told */
+        if (gen_info(f.s).len == 0 && op >= MATCH_HOST) gen_match(&f.w, f.s, &f.w.r[0], 30);
+        gen_end(&f.w.p, f.s, &f.w.r[0]);
+        gen_pool_close(&f.w.p);
+        unlink(f.w.store);
+    }
+    if (test_failures() > 0) printf("  ... operation %d, call %lld\n", (int)op, n - 1);
+    else gen_world_close(&f.w);
+    CHECK(n > 2 || (op != OUT_DISK && op != IN_DISK && op != LOWER_DISK));
+}
+
+TEST(swap_faults, every_read_and_write_may_fail)
+{
+    for (int op = 0; op < NUM_OPERATIONS; op++) {
+        check_disk(&gen_small, (operation)op);
+        check_disk(&gen_windowed, (operation)op);
+        check_disk(&gen_translating, (operation)op);
+    }
 }
 
 /* ---------------------------------------------------------------------------------- a full disk */
