@@ -60,7 +60,10 @@ static void damage(numbers *r, unsigned char *file, int64_t *size, const image *
     case 3: memset(file + at, draw(r, 2) ? 0 : 0xFF, (size_t)n); break;
     case 4: memmove(file + at, file + from, (size_t)n); break;
     case 5: memmove(file + a * FRAME, file + b * FRAME, FRAME); break;
-    case 6: memcpy(file + a * FRAME, other->bytes + b * FRAME, FRAME / 2); break;
+    case 6:
+        b = 1 + draw(r, other->size / FRAME - 1);
+        memcpy(file + a * FRAME, other->bytes + b * FRAME, FRAME / 2);
+        break;
     default:
         n = draw(r, 3 * FRAME);
         if (draw(r, 2) || *size + n > MOST) *size -= n < *size ? n : 0;
