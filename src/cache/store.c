@@ -45,19 +45,18 @@ struct folioi_store {
 
 /* ---------------------------------------------------------------------------------------- frames */
 
-/* Keys of sequences may be plain counters, so all bits are mixed. */
-static uint64_t hash_of(folioi_key key, int32_t group, folioi_frame_kind kind)
+/* Under the file's random number: who knows hash_key can make keys, but not a chain of them here. */
+uint64_t folioi_store_hash(const folioi_store *store, folioi_key key, int32_t group,
+                           folioi_frame_kind kind)
 {
-    uint64_t h = key.word[0] ^ (key.word[1] * 0x9E3779B97F4A7C15u) ^
-                 ((uint64_t)(uint32_t)group * 2 + (uint64_t)kind) * 0xD6E8FEB86659FD93u;
-    h = (h ^ h >> 32) * 0xD6E8FEB86659FD93u;
-    return h ^ h >> 32;
+    uint64_t seed = store->file.secret.word[0] ^ ((uint64_t)(uint32_t)group * 2 + (uint64_t)kind);
+    return XXH3_64bits_withSeed(&key, sizeof key, seed);
 }
 
 static int32_t find(const folioi_store *store, folioi_key key, int32_t group,
                     folioi_frame_kind kind)
 {
-    int32_t i = *table_bucket(&store->table, hash_of(key, group, kind));
+    int32_t i = *table_bucket(&store->table, folioi_store_hash(store, key, group, kind));
     for (; i != NONE; i = store->entries[i].next) {
         const folioi_frame_info *info = &store->entries[i].info;
         if (key_equal(info->key, key) && info->group == group && info->kind == kind) break;
@@ -74,7 +73,7 @@ static bool is_known(const folioi_store *store, int64_t i)
 static void enter(folioi_store *store, int32_t i)
 {
     const folioi_frame_info *info = &store->entries[i].info;
-    table_add(&store->table, hash_of(info->key, info->group, info->kind), i);
+    table_add(&store->table, folioi_store_hash(store, info->key, info->group, info->kind), i);
     store->frames.block[i].node = i;
     if (info->kind == FOLIOI_FRAME_SEQUENCE) blocks_retain(&store->frames, i);
     store->stats.used++;
@@ -83,7 +82,7 @@ static void enter(folioi_store *store, int32_t i)
 static void leave(folioi_store *store, int32_t i)
 {
     const folioi_frame_info *info = &store->entries[i].info;
-    table_remove(&store->table, hash_of(info->key, info->group, info->kind), i);
+    table_remove(&store->table, folioi_store_hash(store, info->key, info->group, info->kind), i);
     blocks_forget(&store->frames, i);
     if (info->kind == FOLIOI_FRAME_SEQUENCE) blocks_release(&store->frames, i);
     store->stats.used--;

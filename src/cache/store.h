@@ -109,4 +109,8 @@ void folioi_store_each(folioi_store *store, folioi_replaced_fn fn, void *user);
 
 folioi_store_stats folioi_store_get_stats(folioi_store *store);
 
+/** Where a name lies in the table: by a number of the file's own. */
+uint64_t folioi_store_hash(const folioi_store *store, folioi_key key, int32_t group,
+                           folioi_frame_kind kind);
+
 #endif
