@@ -4,8 +4,8 @@
 
 #include <stdio.h>
 
-/* Shared blocks that are about to be written get their copies first: by the pool where it knows the
- * cache, else by the caller before this call. Under the pool's lock. */
+/* Shared blocks that are about to be written get their copies: by the pool where it knows the cache, else by the caller
+ * before this call. Under the pool's lock. */
 static folio_status settle_copies(const folio_sequence *s, int32_t group, int64_t i)
 {
     folio_pool *pool = s->pool;
@@ -23,7 +23,7 @@ static folio_status settle_copies(const folio_sequence *s, int32_t group, int64_
 }
 
 /* Under the pool's lock. */
-static folio_status check_sequence(const folio_sequence *s, int32_t group, int64_t i)
+static folio_status check_sequence(const folio_sequence *s, int64_t i)
 {
     if (s->state != FOLIO_SEQUENCE_RESIDENT) {
         char name[48];
@@ -31,7 +31,7 @@ static folio_status check_sequence(const folio_sequence *s, int32_t group, int64
         return folioi_sequence_resident(s, name);
     }
     REQUIRE(s->len > 0, "batch: sequences[%lld] has no token: reserve some", (long long)i);
-    return settle_copies(s, group, i);
+    return FOLIO_OK;
 }
 
 /* A batch has one set of block tables and goes to one cache: that of one group of one pool. */
@@ -73,7 +73,7 @@ static folio_status check_sequences(int32_t *block_size, folioi_origin *origin, 
     }
     for (int64_t i = 0; i < num_sequences; i++) {
         pool_lock(sequences[i]->pool);
-        folio_status status = check_sequence(sequences[i], group, i);
+        folio_status status = check_sequence(sequences[i], i);
         pthread_mutex_unlock(&sequences[i]->pool->lock);
         TRY(status);
     }
@@ -95,6 +95,20 @@ static folio_status add_sequence(folio_batch *batch, int32_t group, folio_sequen
     pthread_mutex_unlock(&s->pool->lock);
     TRY(folioi_batch_add(batch, &seq));
     folioi_batch_take_stamp(batch, &s->stamp, changes);
+    return FOLIO_OK;
+}
+
+/* All of them; their copies come last, for a call that is refused runs none. */
+static folio_status add_all(folio_batch *batch, int32_t group, folio_sequence *const *sequences,
+                            int64_t num_sequences)
+{
+    for (int64_t i = 0; i < num_sequences; i++) TRY(add_sequence(batch, group, sequences[i]));
+    for (int64_t i = 0; i < num_sequences; i++) {
+        pool_lock(sequences[i]->pool);
+        folio_status status = settle_copies(sequences[i], group, i);
+        pthread_mutex_unlock(&sequences[i]->pool->lock);
+        TRY(status);
+    }
     return FOLIO_OK;
 }
 
@@ -132,12 +146,7 @@ folio_status folio_batch_add_sequences(folio_batch *batch, int32_t group,
     folio_batch before = *batch;
     batch->desc.block_size = block_size;
     batch->origin = origin;
-    for (int64_t i = 0; i < num_sequences; i++) {
-        folio_status status = add_sequence(batch, group, sequences[i]);
-        if (status != FOLIO_OK) {
-            take_back(batch, &before);
-            return status;
-        }
-    }
-    return FOLIO_OK;
+    folio_status status = add_all(batch, group, sequences, num_sequences);
+    if (status != FOLIO_OK) take_back(batch, &before);
+    return status;
 }

@@ -1,4 +1,5 @@
 /* test_sequence_batch.c: batches made of sequences: their views, block sizes, encoders, and what is refused. */
+#include "pool/generation_rig.h"
 #include "pool/pool_rig.h"
 
 /* What the view must say of one sequence; NULL is a token of padding. */
@@ -161,4 +162,29 @@ TEST(sequence_batch, batches_refused)
     folio_sequence_destroy(empty);
     pool_rig_close(&r);
     pool_rig_close(&other);
+}
+
+/* A call that is refused for one of its sequences has not run the copies of the others. */
+TEST(sequence_batch, a_refused_call_runs_no_copies)
+{
+    static gen_world w;
+    REQUIRE_TEST(gen_world_open(&w, &gen_small, 24, 0, 0));
+    folio_sequence *s = gen_filled(&w, &w.r[0], 18), *fork = NULL,
+                   *empty = gen_sequence(&w, &w.r[2]);
+    CHECK_OK(folio_sequence_fork(s, &fork));
+    CHECK_OK(folio_sequence_reserve(fork, 1, 0, NULL));
+    CHECK_INT(gen_stats(&w.p).num_copies, 1);
+    folio_sequence *const without_token[2] = {fork, empty};
+    folio_batch_clear(w.p.batch[0]);
+    REFUSED(folio_batch_add_sequences(w.p.batch[0], 0, without_token, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "sequences[1]|no token");
+    CHECK_INT(gen_stats(&w.p).num_copies, 1);
+    CHECK_OK(folio_batch_add_sequences(w.p.batch[0], 0, &fork, 1, NULL));
+    CHECK_INT(gen_stats(&w.p).num_copies, 0);
+    CHECK_OK(folio_sequence_truncate(fork, 18));
+    CHECK(gen_contents_right(&w.p, fork, &w.r[0]));
+    folio_sequence_destroy(fork);
+    folio_sequence_destroy(empty);
+    folio_sequence_destroy(s);
+    gen_world_close(&w);
 }
