@@ -271,8 +271,8 @@ FOLIO_API folio_status folio_vllm06_make_sliding_window_bias(int64_t seq_len, in
 /**
  * K and V of one layer, as an engine has them: one tensor (2, num_blocks, block_size * num_kv_heads *
  * head_size), K first; or two tensors of num_blocks * block_size * num_kv_heads * head_size numbers. How
- * numbers lie in a block is the backend's layout, or the operators' x. Every call rejects a cache
- * that needs more than `bytes`.
+ * numbers lie in a block is the backend's layout, or the operators' x. Every call that reads or writes
+ * a cache rejects it if it needs more than `bytes`. (Forwards of encoder types do neither.)
  */
 typedef struct folio_vllm06_kv_cache {
     void *key_cache;   /* aligned to its dtype */
