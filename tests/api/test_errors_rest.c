@@ -125,12 +125,12 @@ REST_TEST(arrays_that_are_not_aligned)
 
 REST_TEST(sizes_that_overflow)
 {
-    folio_kv_cache_desc huge = cache_desc;
-    huge.num_blocks = INT32_MAX, huge.num_layers = 1 << 20, huge.num_kv_heads = 1 << 18;
-    huge.k_head_size = 8, huge.v_head_size = 8;
+    folio_kv_cache_desc huge = cache_desc; /* 16 bytes a block and layer, and 64 as a frame */
+    huge.num_blocks = INT32_MAX, huge.num_layers = 1 << 26;
+    huge.block_size = 1, huge.dtype = FOLIO_FP8_E4M3;
     const folio_kv_cache_desc *const descs[1] = {&huge};
     folio_kv_cache *made[1] = {NOWHERE};
-    REFUSED(folio_kv_cache_create_shared(w->ctx, descs, 1, made), ARG, "exceed the largest size");
+    REFUSED(folio_kv_cache_create_shared(w->ctx, descs, 1, made), ARG, "shared caches");
     CHECK(made[0] == NULL);
     const folio_vllm06_backend *b = folio_vllm06_backend_find("xformers");
     folio_vllm06_kv_cache cache = {w->bytes, w->bytes + 64, 1024, FOLIO_F32, BLOCK, 1, SIZE, 8};
@@ -145,7 +145,8 @@ REST_TEST(sizes_that_overflow)
     folio_vllm06_metadata_fields f =
         FOLIO_WITH(folio_vllm06_metadata_fields, .num_decode_tokens = 2, .slot_mapping = slot,
                    .seq_lens = len, .block_tables = len, .block_tables_stride = INT64_MAX / 2);
-    REFUSED(folio_vllm06_make_metadata(state, b, &f, &m), ARG, "block_tables");
+    REFUSED(folio_vllm06_make_metadata(state, b, &f, &m), ARG,
+            "block_tables has too many elements");
     folio_vllm06_state_destroy(state);
 }
 
