@@ -1,6 +1,6 @@
 /*
- * decode.h: the decode family: sequences of at most 16 rows (query_len * num_heads / num_kv_heads) per kv head. Keys are
- * split over the whole device, and parts are merged in the same launch. No call waits for the device.
+ * decode.h: the decode family: sequences of few rows per kv head (query_len * num_heads / num_kv_heads; docs/cuda.md). Keys
+ * are split over the whole device, and parts are merged in the same launch. No call waits for the device.
  */
 #ifndef FOLIOI_CUDA_DECODE_H
 #define FOLIOI_CUDA_DECODE_H
