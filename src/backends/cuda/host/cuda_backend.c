@@ -304,14 +304,18 @@ static folio_status wait(const folio_context *ctx, void *stream)
 
 /* -------------------------------------------------------------------------------------------- table */
 
-static const char *const levels[] = {"mma", NULL};
+/* The kernels of a level are the place of its name here. */
+static const char *const levels[] = {"generic", "mma", NULL};
 
 static const void *kernels(const char *cap, const char **level)
 {
-    if (cap != NULL && strcmp(cap, levels[0]) != 0) return NULL;
-    *level = levels[0];
-    return levels;
+    int at = cap != NULL && strcmp(cap, levels[0]) == 0 ? 0 : 1;
+    if (cap != NULL && strcmp(cap, levels[at]) != 0) return NULL;
+    *level = levels[at];
+    return &levels[at];
 }
+
+bool folioi_cuda_only_generic(const folio_context *ctx) { return ctx->kernels == &levels[0]; }
 
 static const folio_feature features[] = {
 #define X(name, summary, refusal, device) {#name, summary, sizeof(device) == 1, device},

@@ -31,6 +31,9 @@ static inline const folioi_cuda_device *device_of(const folio_context *ctx)
     return ctx->device_state;
 }
 
+/** Is it of level "generic": does the generic kernel compute everything? */
+bool folioi_cuda_only_generic(const folio_context *ctx);
+
 /** FOLIO_OK, or ERR_DEVICE (ERR_MEMORY where there is none left) with what was done and CUDA's word. */
 folio_status folioi_cuda_status(cudaError_t error, const char *what);
 

@@ -152,14 +152,14 @@ bool folioi_cuda_get_kernel(const folio_context *ctx, int32_t index, folio_conte
 {
     const folioi_cuda_sm *sm = &device_of(ctx)->sm;
     const folioi_cuda_line *line;
-    for (int decode = 0; decode < 2; decode++)
+    for (int decode = folioi_cuda_only_generic(ctx) ? 2 : 0; decode < 2; decode++)
         for (int32_t n = 0;
              (line = decode ? folioi_cuda_decode_line(n) : folioi_cuda_prefill_line(n)) != NULL;
              n++)
             if (is_listed(line, decode, sm, info) && index-- == 0) return true;
-    *info = (folio_context_kernel){.name = "generic",
+    *info = (folio_context_kernel){.name = "generic", /* types that no other kernel takes */
                                    .dtype = FOLIO_F32,
-                                   .kv_dtype = FOLIO_F32,
+                                   .kv_dtype = FOLIO_BF16,
                                    .head_size = 128,
                                    .v_head_size = 128,
                                    .min_rows = 1};

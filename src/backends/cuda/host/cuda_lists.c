@@ -77,9 +77,12 @@ static void share_counters(folioi_cuda_plan *p)
 static bool has_lists(const folioi_cuda_plan *p, const folioi_cuda_layer *prototype)
 {
     const folioi_cuda_sm *sm = &device_of(p->shape.ctx)->sm;
-    if (prototype->dtype == FOLIO_F32) return false;
-    return !prototype->v_in_k ||
-           folioi_cuda_choose(folioi_cuda_prefill_line, prototype, sm, 0).lines[0] != NULL;
+    if (folioi_cuda_only_generic(p->shape.ctx)) return false;
+    if (prototype->dtype != FOLIO_F32 && !prototype->v_in_k) return true;
+    return folioi_cuda_choose(folioi_cuda_prefill_line, prototype, sm, 0).lines[0] != NULL ||
+           (!prototype->v_in_k &&
+            folioi_cuda_choose(folioi_cuda_decode_line, prototype, sm, FOLIOI_DECODE_MAX_ROWS)
+                    .lines[0] != NULL);
 }
 
 void folioi_cuda_lists_init(folioi_cuda_plan *p)
