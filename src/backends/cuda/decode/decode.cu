@@ -53,7 +53,7 @@ static bool matches(const folioi_cuda_line *line, const folioi_cuda_layer *y,
 /* What all lines begin with. */
 #define LINE(name, kv, dims, few, many, form, options)                                             \
     {"decode_" name "_d" #dims,                                                                    \
-     kv == FOLIO_F16 || kv == FOLIO_BF16 ? (folio_dtype)kv : (folio_dtype)0,                       \
+     kv_size(kv) > 1 ? (folio_dtype)kv : (folio_dtype)0,                                           \
      (folio_dtype)kv,                                                                              \
      dims,                                                                                         \
      dims,                                                                                         \
@@ -118,7 +118,7 @@ typedef struct block_fit {
     int k_stride, v_stride, stage_bytes, q_stride, out_stride, out_copies;
     int out_bytes; /* of one copy; of a cluster what the warps of one number send to a block */
     int cluster, owned_slices; /* blocks of one, 0: none; see decode_cluster.h */
-    bool scales;
+    bool scales, f32;
     size_t shared_bytes;
 } block_fit;
 
@@ -130,7 +130,8 @@ static size_t fit_bytes(const block_fit *f)
     size_t bytes = (size_t)f->out_copies * f->out_bytes + sizeof(folioi_cuda_counts) +
                    sizeof(folioi_decode_share) + ROW_FLOATS * sizeof(float) +
                    (size_t)f->q_forms * 16 * f->q_stride * sizeof(uint16_t) +
-                   (f->q_forms == 3 ? 16 * sizeof(row_option) : 0) + STAGE_ALIGN;
+                   (f->q_forms == 3 ? 16 * sizeof(row_option) : 0) +
+                   (f->f32 ? f->num_warps * WEIGHT_FLOATS * sizeof(float) : 0) + STAGE_ALIGN;
     size_t stage = f->stage_bytes + sizeof(tile_note) + sizeof(uint64_t) +
                    (f->scales ? 32 * sizeof(float) : 0);
     return bytes + stage * f->num_warps * f->num_stages;
@@ -166,11 +167,12 @@ static block_fit fit_block(const decode_line *line, const folioi_cuda_sm *sm, bo
 {
     block_fit f = {};
     int many = line->warps[0] == 0 || (rows > 8 && line->warps[1] > 0);
-    int kv_bytes = dtype_is_16_bit(line->line.kv) ? 2 : 1, most = line->warps[many];
+    int kv_bytes = kv_size(line->line.kv), most = line->warps[many];
     bool fixed = !line->line.is_flexible;
     f.kernel = line->kernels[paged][many];
     f.noted = paged ? line->noted[many] : nullptr;
     f.scales = scales;
+    f.f32 = line->line.kv == FOLIO_F32;
     f.rows = many ? 16 : 8;
     f.row_blocks = line->warps[1] == 0 ? 2 : 1;
     f.q_forms = line->q_forms;
@@ -279,8 +281,11 @@ static bool is_fixed(const folioi_cuda_line *line, const folioi_cuda_layer *y)
         return false;
     if (y->k.head_scales != NULL || y->v.head_scales != NULL)
         return false; /* no register is left */
-    return widest_copy(y, dtype_is_16_bit(line->kv) ? 2 : 1) == 16 &&
-           folioi_cuda_rows_aligned(&y->q, 2, 4);
+    int size = kv_size(line->kv);
+    bool aligned = size < 4 ? folioi_cuda_rows_aligned(&y->q, 2, 4)
+                            : folioi_cuda_rows_aligned(&y->q, 4, 16) &&
+                                  folioi_cuda_rows_aligned(&y->out, 4, 16);
+    return aligned && widest_copy(y, size) == 16;
 }
 
 /* Does one new token see so few keys that they are not cut? */
@@ -302,9 +307,11 @@ static block_fit fit_layer(const folioi_cuda_line *line, const folioi_cuda_layer
 static bool matches(const folioi_cuda_line *line, const folioi_cuda_layer *y,
                     const folioi_cuda_sm *sm, int32_t rows)
 {
-    if (!dtype_is_16_bit(y->dtype) || !folioi_cuda_new_rows_fit(y)) return false;
+    if (!folioi_cuda_new_rows_fit(y)) return false;
     if (y->k_dims > 512 || slices_of(y) == 0) return false;
-    if (y->cached && y->kv_dtype == FOLIO_F32) return false;
+    /* f32 with f32 alone */
+    if (line->kv == FOLIO_F32 ? y->dtype != FOLIO_F32 : !dtype_is_16_bit(y->dtype)) return false;
+    if (y->cached && (y->kv_dtype == FOLIO_F32) != (line->kv == FOLIO_F32)) return false;
     if (y->cached && folioi_cuda_form_of(y) == FOLIOI_FORM_OTHER) return false;
     /* probabilities are of the cache's type, and bf16 ones too coarse for f16 results */
     if (y->cached && y->dtype == FOLIO_F16 && y->kv_dtype == FOLIO_BF16) return false;
@@ -445,11 +452,12 @@ static bool scales_in_bulk(decode_boxes *b, const folioi_cuda_layer *y)
     return true;
 }
 
-/* Boxes for layers of a fixed line whose K and V are rows. */
+/* Boxes for layers of a fixed line whose K and V are rows of 16 or of 8 bits. */
 static bool describe_boxes(decode_boxes *b, const decode_line *line, const folioi_cuda_layer *y,
                            const folioi_cuda_sm *sm, int bytes)
 {
-    if (line->line.is_flexible || line->form != FOLIOI_FORM_ROWS || sm->capability < 90 ||
+    if (line->line.is_flexible || line->line.kv == FOLIO_F32 || /* whose rows come by plain copies */
+        line->form != FOLIOI_FORM_ROWS || sm->capability < 90 ||
         sm->describe_tensor == NULL || !y->cached || y->block_size % 16 != 0 ||
         folioi_cuda_has_pages(&y->k))
         return false;
@@ -482,7 +490,7 @@ static void fill_args(decode_args *a, const folioi_cuda_run *run,
     a->out_rows = step->out_rows;
     a->max_rows = plan->max_rows / slices_of(run->layer);
     a->heads_per_kv = y->num_heads / y->num_kv_heads;
-    a->kv_bytes = dtype_is_16_bit(a->layer.kv_dtype) ? 2 : 1;
+    a->kv_bytes = kv_size(a->layer.kv_dtype);
     a->copy_bytes = widest_copy(&a->layer, a->kv_bytes);
     a->k_copies = y->k_dims * a->kv_bytes / a->copy_bytes;
     a->v_copies = y->v_dims * a->kv_bytes / a->copy_bytes;

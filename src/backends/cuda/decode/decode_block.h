@@ -1,7 +1,7 @@
 /*
  * decode_block.h: the arguments of a decode kernel, and its shared memory:
  *
- *   sums of rows | counts | share and its first items | maxima and sums of warps | q | options of rows | notes, scales and barriers of stages | stages
+ *   sums of rows | counts | share and its first items | maxima and sums of warps | q | options of rows | weights | notes, scales and barriers of stages | stages
  *
  * A stage holds 16 tokens of K, then of V; each warp has num_stages of its own.
  */
@@ -16,6 +16,7 @@
 #define MAX_WARPS 8
 #define STAGE_ALIGN                                                                                \
     1024 /* swizzled boxes lie there; bulk copies are slower to places that are no multiple of 128 */
+#define WEIGHT_FLOATS (17 * 16) /* of a warp */
 #define ROW_FLOATS                                                                                 \
     ((2 * MAX_WARPS + 2) * 16 + 16) /* maxima and sums, factors of q, a flag or barriers */
 
@@ -39,7 +40,7 @@ typedef struct decode_args {
     int32_t k_copies, v_copies;    /* copies per row */
     uint32_t k_inverse, v_inverse; /* n / copies is n * inverse >> 22 */
     uint32_t warps_inverse;        /* n / num_warps is n * inverse >> 32, n below 2^28 */
-    int32_t q_stride, out_stride;  /* in shared memory: 16-bit numbers, floats */
+    int32_t q_stride, out_stride;  /* in shared memory: 16-bit numbers, also of f32; floats */
     int32_t out_copies, out_size;  /* warps add up in so many copies of out; floats of one */
     int32_t block_shift;           /* block_size is 1 << block_shift; -1: it is no power of two */
     int32_t one_block_tiles;       /* no tile lies in two blocks */
@@ -85,9 +86,11 @@ struct block_shared {
     float *out;             /* [rows][out_stride]; of a cluster: decode_cluster.h */
     float *warp_m, *warp_l; /* [MAX_WARPS][16]: of each warp; add_warps tells which           */
     float *row_m;           /* [16]: of all of them                    */
-    uint16_t *q; /* [Q_FORMS][16][q_stride]: as given; in the cache's type; what that lost */
+    uint16_t
+        *q; /* [Q_FORMS][16][q_stride]: as given; in the cache's type; what that lost. Or f32 */
     row_option *options; /* [16]: of the flexible instances */
     float *q_factor;     /* [16]: what rows of the second form were divided by */
+    float *weights;      /* this warp's, f32 only: [WEIGHT_FLOATS], see decode_f32.h */
     int *flag;
     uint64_t
         *arrived;     /* of a cluster, in the flag's place, [MAX_WARPS]: sums for a warp are here */
@@ -98,7 +101,7 @@ struct block_shared {
 };
 
 static __device__ __forceinline__ block_shared carve_shared(const decode_args &a, char *memory,
-                                                            int q_forms, int warp)
+                                                            int q_forms, bool weights, int warp)
 {
     block_shared sh;
     sh.out = (float *)memory;
@@ -117,6 +120,8 @@ static __device__ __forceinline__ block_shared carve_shared(const decode_args &a
     memory += q_forms * 16 * a.q_stride * sizeof(uint16_t);
     sh.options = (row_option *)memory;
     if (q_forms == 3) memory += 16 * sizeof(row_option);
+    sh.weights = (float *)memory + warp * WEIGHT_FLOATS;
+    if (weights) memory += a.num_warps * WEIGHT_FLOATS * sizeof(float);
     sh.notes = (tile_note *)memory + warp * a.num_stages;
     memory += a.num_warps * a.num_stages * sizeof(tile_note);
     sh.scales = (float *)memory + warp * a.num_stages * 32;

@@ -6,6 +6,7 @@
 #define FOLIOI_DECODE_END_H
 
 #include "backends/cuda/decode/decode_block.h"
+#include "backends/cuda/decode/decode_f32.h"
 #include "backends/cuda/decode/decode_softmax.h"
 #include "backends/cuda/decode/decode_values.h"
 #include "backends/cuda/instructions.h"
@@ -31,7 +32,7 @@ static __device__ __forceinline__ int exchanged(bool packed, int row, int d)
 }
 
 /* Add the warps' sums to sh.out in the order of warps. Sets row_m, and in warp_l what each warp adds to a row's weight. */
-template <int VMAX, int NT, int WARPS>
+template <int VMAX, int NT, int WARPS, bool F32>
 static __device__ __forceinline__ void add_warps(const decode_args &a, const block_shared &sh,
                                                  const row_state<NT> &rows,
                                                  float o[VMAX / 16][NT][4], int steps,
@@ -56,13 +57,17 @@ static __device__ __forceinline__ void add_warps(const decode_args &a, const blo
         if (g == 0) sh.warp_l[warp * 16 + r] = l * by[row];
         if (g == 0 && warp == 0) sh.row_m[r] = m;
     }
-    rescale<VMAX, NT>(o, by, wide);
+    if constexpr (F32) rescale_f32<VMAX, NT>(o, by, sh.weights);
+    else rescale<VMAX, NT>(o, by, wide);
     item_sums sums = sums_of(a, num_rows);
     int stride = order == PACKED_DIMS ? VMAX + 4 : a.out_stride;
 #pragma unroll 1
     for (int w = 0; w < a.num_warps; w += sums.copies) {
         float *out = sh.out + (warp - w) * sums.size;
-        if (warp >= w && warp < w + sums.copies) {
+        if constexpr (F32) {
+            if (warp >= w && warp < w + sums.copies)
+                put_sums_f32<VMAX, NT>(o, out, stride, num_rows, w > 0);
+        } else if (warp >= w && warp < w + sums.copies) {
 #pragma unroll
             for (int n = 0; n < NT; n++) {
                 if (8 * n + 2 * t >= num_rows) break;
@@ -141,11 +146,16 @@ struct out_place {
 };
 
 /* Store four numbers of a row of out, times `by`. A row without keys (l == 0) is zeros, whatever x is. */
-template <class A>
+template <bool F32, class A>
 static __device__ __forceinline__ void store_quad(const A &a, out_place at, int64_t index, float4 x,
                                                   float by, float l)
 {
     if (l == 0.0f) x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if constexpr (F32) {
+        *(float4 *)((float *)a.layer.out.data + index) =
+            make_float4(x.x * by, x.y * by, x.z * by, x.w * by);
+        return;
+    }
     bool bf16 = a.layer.dtype == FOLIO_BF16;
     uint2 bits = {bf16 ? pack<__nv_bfloat16>(x.x * by, x.y * by) : pack<__half>(x.x * by, x.y * by),
                   bf16 ? pack<__nv_bfloat16>(x.z * by, x.w * by)
@@ -183,7 +193,7 @@ static __device__ __forceinline__ void store_lse(const decode_args &a, out_place
 }
 
 /* An item that is its whole sequence. */
-template <bool PACKED, int WARPS, class A>
+template <bool PACKED, bool F32, int WARPS, class A>
 static __device__ __forceinline__ void store_rows(const A &a, const block_shared &sh,
                                                   const folioi_cuda_seq &s, int rows, int first_row,
                                                   int kv_head)
@@ -198,7 +208,7 @@ static __device__ __forceinline__ void store_rows(const A &a, const block_shared
         int64_t out = out_index(a, at);
 #pragma unroll 1
         for (int d = 4 * lane; d < dims; d += 128)
-            store_quad(a, at, out + d, sum_at<PACKED>(a, sh, sums, r, d), end.by, l);
+            store_quad<F32>(a, at, out + d, sum_at<PACKED>(a, sh, sums, r, d), end.by, l);
         if (lane == 0) store_lse(a, at, end.lse);
     }
 }
@@ -309,7 +319,7 @@ static __device__ __forceinline__ float4 add_parts(uint32_t at, const row_parts 
 
 /* One row of a sequence whose parts are all there. room: in shared memory, for
  * 16 bytes a lane of each of `most` parts. */
-template <class A>
+template <bool F32, class A>
 static __device__ __forceinline__ void merge_row(const A &a, row_parts &parts, const float *sums,
                                                  out_place at, uint32_t room, int most)
 {
@@ -334,7 +344,7 @@ static __device__ __forceinline__ void merge_row(const A &a, row_parts &parts, c
             cp_async_wait<0>(); /* each lane reads what it has brought */
             sum = add_parts(room, parts, first, count, row_m, sum);
         }
-        if (inside) store_quad(a, at, out_index(a, at) + d + 4 * lane, sum, end.by, row_l);
+        if (inside) store_quad<F32>(a, at, out_index(a, at) + d + 4 * lane, sum, end.by, row_l);
         if (d + lane == 0) store_lse(a, at, end.lse);
     }
 }
@@ -344,7 +354,7 @@ static __device__ __forceinline__ void merge_row(const A &a, row_parts &parts, c
  * few instructions, because no cache has them yet. is_end: the whole block merges and uses the stages. Else one warp does,
  * and uses the sums.
  */
-template <class A>
+template <bool F32, class A>
 static __device__ __forceinline__ void merge_parts(const A &a, const block_shared &sh,
                                                    const folioi_decode_item &item, int rows,
                                                    int first_row, int kv_head, bool is_end)
@@ -380,7 +390,8 @@ static __device__ __forceinline__ void merge_parts(const A &a, const block_share
     if (!last) return;
 #pragma unroll 1
     for (int r = own; r < rows; r += num_warps) {
-        merge_row(a, parts, sums, place_of(a, item.sequence, kv_head, first_row + r), room, most);
+        merge_row<F32>(a, parts, sums, place_of(a, item.sequence, kv_head, first_row + r), room,
+                       most);
         sums += num_warps * dims;
         parts.m += num_warps;
         parts.l += num_warps;
@@ -388,19 +399,19 @@ static __device__ __forceinline__ void merge_parts(const A &a, const block_share
 }
 
 /* is_end: this is the block's last item, so the stages are free. Else one warp counts the part and the others go on. */
-template <bool PACKED, int WARPS, class A>
+template <bool PACKED, bool F32, int WARPS, class A>
 static __device__ __forceinline__ void end_item(const A &a, const block_shared &sh,
                                                 const folioi_decode_item &item, int rows,
                                                 int first_row, int kv_head, bool is_end)
 {
     if (item.num_parts == 1) {
-        store_rows<PACKED, WARPS>(a, sh, item.sequence, rows, first_row, kv_head);
+        store_rows<PACKED, F32, WARPS>(a, sh, item.sequence, rows, first_row, kv_head);
         return;
     }
     store_part<PACKED, WARPS>(a, sh, part_at(a, item.store + item.part, kv_head), rows, first_row);
     __syncthreads();
     if (is_end || threadIdx.x / 32 == a.num_warps - 1)
-        merge_parts(a, sh, item, rows, first_row, kv_head, is_end);
+        merge_parts<F32>(a, sh, item, rows, first_row, kv_head, is_end);
 }
 
 /* Rows [first, past) of out become zeros. */
@@ -414,7 +425,9 @@ static __device__ __forceinline__ void store_no_keys(const decode_args &a, int64
     for (int64_t n = thread; n < (past - first) * heads * dims; n += threads) {
         int64_t d = n % dims;
         out_place at = {first + n / dims / heads, (int)(n / dims % heads)};
-        store_half(a, at.row * a.layer.out.token + at.h * a.layer.out.head + d, 0.0f);
+        int64_t index = at.row * a.layer.out.token + at.h * a.layer.out.head + d;
+        if (a.layer.dtype == FOLIO_F32) ((float *)a.layer.out.data)[index] = 0.0f;
+        else store_half(a, index, 0.0f);
         if (d == 0) store_lse(a, at, a.layer.sinks != NULL ? a.layer.sinks[at.h] : -INFINITY);
     }
 }

@@ -366,7 +366,7 @@ static __device__ __forceinline__ void copy_xpacked(const decode_args &a, const 
                                                     uint32_t dst, int block, bool valid,
                                                     int kv_head)
 {
-    constexpr int BYTES = KV == FOLIO_F16 || KV == FOLIO_BF16 ? 2 : 1;
+    constexpr int BYTES = kv_size(KV);
     int lane = threadIdx.x & 31, seen = c.high - c.tile;
     bool by_dims = FORM == FOLIOI_FORM_XPACKED_1 || lane >= 16;
     if (by_dims) valid = is_read(true, c.tile + (lane & 15), c.low, c.high);
@@ -403,7 +403,7 @@ static __device__ __forceinline__ bool comes_in_bulk(const decode_args &a, int t
                                                      int high)
 {
     if (!HAS_BULK_COPIES || KV == 0) return false;
-    if (FORM == FOLIOI_FORM_ROWS && !a.has_boxes) return false;
+    if (FORM == FOLIOI_FORM_ROWS && !(KV == FOLIO_F32 ? a.bulk : a.has_boxes)) return false;
     if (is_xpacked(FORM) && !a.bulk) return false;
     return tile >= low && tile + 16 + (STORES && a.stores) <= high;
 }
@@ -425,14 +425,14 @@ static __device__ __forceinline__ void copy_block_bulk(const decode_args &a, int
                                                        uint32_t barrier, int kv_head)
 {
     if constexpr (HAS_BULK_COPIES) {
-        constexpr int BYTES = KV == FOLIO_F16 || KV == FOLIO_BF16 ? 2 : 1;
+        constexpr int BYTES = kv_size(KV);
         constexpr bool SCALED = KV == FOLIO_INT8 && FORM == FOLIOI_FORM_ROWS;
         constexpr int HALF = 16 * DIMS * BYTES;
         constexpr bool ONE = FORM == FOLIOI_FORM_PAGES;
         if ((threadIdx.x & 31) != 0) return;
         bulk_expect(barrier, 2 * HALF + (SCALED ? 128 : 0));
         if (SCALED) copy_scales_bulk(a, block, in_block, scales, barrier, kv_head);
-        if (FORM == FOLIOI_FORM_ROWS) {
+        if (FORM == FOLIOI_FORM_ROWS && KV != FOLIO_F32) {
             copy_box(dst, a.boxes.k, block, in_block, kv_head, barrier);
             copy_box(dst + HALF, a.boxes.v, block, in_block, kv_head, barrier);
             return;
@@ -546,7 +546,7 @@ static __device__ __forceinline__ void copy_fixed(const A &a, C &c, const block_
                                                   uint32_t dst, uint32_t scales, uint32_t barrier,
                                                   int block, bool valid, int kv_head)
 {
-    constexpr int BYTES = KV == FOLIO_F16 || KV == FOLIO_BF16 ? 2 : 1;
+    constexpr int BYTES = kv_size(KV);
     const folioi_cuda_side &k = a.layer.k, &v = a.layer.v;
     uint32_t v_dst = dst + fixed_value(DIMS, BYTES, FORM);
     int in_block = c.in_block - (threadIdx.x & 15);
@@ -570,7 +570,8 @@ static __device__ __forceinline__ void copy_fixed(const A &a, C &c, const block_
         if (STORES && new_key != NO_KEY)
             put_new_row<DIMS>(a, c, item_at(a, sh, c.item)->sequence.new_row, new_key & 15, kv_head,
                               dst, (char *)from);
-    } else if (!HAS_BULK_COPIES && a.one_block_tiles && c.tile >= c.low && c.tile + 16 <= c.high) {
+    } else if ((!HAS_BULK_COPIES || KV == FOLIO_F32) && a.one_block_tiles && c.tile >= c.low &&
+               c.tile + 16 <= c.high) {
         const char *k_from = tile_start<BYTES, FORM>(k, block, in_block, kv_head);
         const char *v_from = tile_start<BYTES, FORM>(v, block, in_block, kv_head);
         if (a.bulk) {

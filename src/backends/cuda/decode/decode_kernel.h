@@ -5,7 +5,7 @@
  *   S^T[16 tokens][8 or 16 rows] = K Q^T        decode_scores.h; weights: decode_softmax.h
  *   O^T[dims][rows] += V^T P^T                  decode_values.h
  *
- * At the end of an item the warps' sums are added in the order of warps. If a sequence has several parts, the last block
+ * f32 has both in decode_f32.h. At the end of an item the warps' sums are added in the order of warps. If a sequence has several parts, the last block
  * that ends one adds them in their order (decode_end.h), or the blocks of a cluster do (decode_cluster.h). Fixed instances
  * are compiled for a type and a head size of K and V, without options on scores or with a soft cap and ALiBi. Flexible ones
  * take everything at run time.
@@ -15,6 +15,7 @@
 
 #include "backends/cuda/decode/decode_cluster.h"
 #include "backends/cuda/decode/decode_end.h"
+#include "backends/cuda/decode/decode_f32.h"
 #include "backends/cuda/decode/decode_fetch.h"
 #include "backends/cuda/decode/decode_query.h"
 #include "backends/cuda/decode/decode_scores.h"
@@ -35,14 +36,15 @@ struct decode_instance {
     using T = typename std::conditional<KV == FOLIO_BF16, __nv_bfloat16, __half>::type;
     static constexpr bool INT8 = KV == FOLIO_INT8;
     static constexpr bool EIGHT = KV == FOLIO_FP8_E4M3 || KV == FOLIO_FP8_E5M2 || INT8;
-    static constexpr int BYTES = EIGHT ? 1 : 2;
-    static constexpr bool PACKED = KV != 0 && fixed_form(VMAX, BYTES, FORM) == PACKED_TILE;
+    static constexpr bool F32 = KV == FOLIO_F32;
+    static constexpr int BYTES = KV == 0 ? 2 : kv_size(KV);
+    static constexpr bool PACKED = KV != 0 && !F32 && fixed_form(VMAX, BYTES, FORM) == PACKED_TILE;
     static constexpr bool SPREAD = KV != 0 && is_spread(KV, FORM);
-    static constexpr bool Q_IN_REGISTERS = KV != 0 && VMAX <= 128;
+    static constexpr bool Q_IN_REGISTERS = KV != 0 && !F32 && VMAX <= 128;
     /* loaded while the item before ends */
     static constexpr bool Q_EARLY = Q_IN_REGISTERS && !EIGHT;
     /* that shared memory holds of q: see block_shared */
-    static constexpr int Q_FORMS = KV == 0 ? 3 : Q_IN_REGISTERS ? 0 : 1;
+    static constexpr int Q_FORMS = KV == 0 ? 3 : F32 ? 2 : Q_IN_REGISTERS ? 0 : 1;
     static constexpr int Q_STEPS = Q_IN_REGISTERS ? VMAX / 16 : 1;
     static_assert(VMAX % (PAGED ? 64 : 16) == 0, "pages have panels of 64 dims, fragments 16");
     static_assert(FORM != FOLIOI_FORM_XPACKED_1 || (!EIGHT && Q_IN_REGISTERS),
@@ -81,9 +83,11 @@ static __device__ __forceinline__ int start_tile(const decode_args &a, const blo
     if constexpr (!HAS_BULK_COPIES || I::KV == 0 || SCALES_APART<I>) return 0;
     const folioi_decode_item &item = sh.share->kept[0];
     int lane = threadIdx.x & 31, tile = first_tile(a, item.begin, warp);
+    using Q = typename std::conditional<I::F32, float, uint16_t>::type;
+    constexpr int LINE = 128 / sizeof(Q);
     if (warp == 0 && lane / 4 < item.sequence.query_len * a.heads_per_kv &&
-        lane % 4 < (I::VMAX + 63) / 64)
-        prefetch(q_row(a, item.sequence, lane / 4, kv_head) + lane % 4 * 64);
+        lane % 4 < (I::VMAX + LINE - 1) / LINE)
+        prefetch(q_row<Q>(a, item.sequence, lane / 4, kv_head) + lane % 4 * LINE);
     if (I::STORES && a.stores && warp == 1 && lane < I::VMAX / 32) /* lines of a new row */
         prefetch(new_unit<I::VMAX>(a, item.sequence.new_row, kv_head, 8 * lane));
     if (!comes_in_bulk<I::KV, I::FORM, I::STORES>(a, tile, item.begin, item.end)) return 0;
@@ -113,6 +117,9 @@ static __device__ __forceinline__ void start_item(const decode_args &a, const bl
             opt.factor[row] =
                 a.layer.scale * a.layer.k.scale *
                 __shfl_sync(ALL_LANES, factor[row / 2], 4 * (row_of(threadIdx.x & 3, row) % 8));
+    } else if constexpr (I::F32) {
+        stage_q_f32<I::VMAX, I::NT>(a, s, num_rows, first_row, kv_head, (float *)sh.q);
+        __syncthreads();
     } else if constexpr (!I::Q_EARLY) {
         stage_q(a, s, num_rows, first_row, kv_head, I::Q_FORMS, sh.q, sh.q_factor);
         if (I::KV == 0) start_options(a, sh, s, item.seq, num_rows, first_row, kv_head);
@@ -132,12 +139,14 @@ static __device__ __forceinline__ void start_item(const decode_args &a, const bl
 template <class I>
 static __device__ __forceinline__ void score_tile(const decode_args &a, const block_shared &sh,
                                                   tile_view &tile, int stage,
-                                                  const uint32_t q[I::Q_STEPS][I::NT][2], bool wide,
-                                                  float s[I::NT][4])
+                                                  const uint32_t q[I::Q_STEPS][I::NT][2],
+                                                  int num_rows, float s[I::NT][4])
 {
+    bool wide = num_rows > 8;
     using T = typename I::T;
     if constexpr (I::INT8) tile.scales = sh.scales + stage * 32;
-    if constexpr (I::EIGHT) scores_fixed_8<I::KV, I::VMAX, I::NT, I::FORM>(s, tile.k, q, wide);
+    if constexpr (I::F32) scores_f32<I::VMAX, I::NT>(s, tile.k, (const float *)sh.q, num_rows);
+    else if constexpr (I::EIGHT) scores_fixed_8<I::KV, I::VMAX, I::NT, I::FORM>(s, tile.k, q, wide);
     else if constexpr (I::PACKED) scores_packed<T, I::VMAX, I::NT>(s, tile.k, q, wide);
     else if constexpr (I::Q_IN_REGISTERS)
         scores_fixed<T, I::VMAX, I::NT, I::FORM>(s, tile.k, q, wide);
@@ -152,12 +161,18 @@ static __device__ __forceinline__ void score_tile(const decode_args &a, const bl
 /* Add a tile's V times the weights s to the sums. If `grown`, the sums so far are multiplied with alpha. */
 template <class I>
 static __device__ __forceinline__ void add_tile_values(
-    const decode_args &a, const tile_view &tile, float o[I::VMAX / 16][I::NT][4], float s[I::NT][4],
-    float alpha[2 * I::NT], bool grown, int num_rows, bool wide, bool whole, bool apart,
-    const uint32_t hidden[I::NT][4], int kv_head, value_scale &v_scale)
+    const decode_args &a, const block_shared &sh, const tile_view &tile,
+    float o[I::VMAX / 16][I::NT][4], float s[I::NT][4], float alpha[2 * I::NT], bool grown,
+    int num_rows, bool wide, bool whole, bool apart, const uint32_t hidden[I::NT][4], int kv_head,
+    value_scale &v_scale)
 {
     using T = typename I::T;
     constexpr int VMAX = I::VMAX, NT = I::NT, STEPS = VMAX / 16;
+    if constexpr (I::F32) {
+        if (grown) rescale_f32<VMAX, NT>(o, alpha, sh.weights);
+        add_values_f32<VMAX, NT>(o, tile.v, s, sh.weights, num_rows, apart, hidden);
+        return;
+    }
     if constexpr (I::KV == 0 || I::INT8) {
         if (I::INT8 || a.kv_bytes == 1) {
             float ago =
@@ -221,7 +236,8 @@ static __device__ __forceinline__ void await_tile(const decode_args &a, const bl
 
 template <int VMAX, int NT, int KV, int WARPS, folioi_cuda_form FORM, bool CLUSTERED = false,
           bool STORES = FORM == FOLIOI_FORM_PAGES, bool OPTIONS = false, class A = decode_args>
-__global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
+__global__ void __launch_bounds__(32 * WARPS,
+                                  VMAX <= (KV == FOLIO_F32 ? 64 : 128) && !CLUSTERED ? 2 : 1)
     decode_kernel(const __grid_constant__ A a)
 {
     if constexpr (CLUSTERED && !HAS_BULK_COPIES) return;
@@ -230,7 +246,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
     int warp = threadIdx.x / 32;
     int kv_head = blockIdx.x, share = blockIdx.y;
     int first_row = KV != 0 ? 0 : blockIdx.z * 8; /* heads above 256 have two blocks of rows */
-    block_shared sh = carve_shared(a, memory, I::Q_FORMS, warp);
+    block_shared sh = carve_shared(a, memory, I::Q_FORMS, I::F32, warp);
     if (KV == 0 && (a.layer.k_dims | a.layer.v_dims) % 16 != 0) {
         /* columns past the head size are multiplied with zeros of q; no copy writes them */
         for (int n = threadIdx.x & 31; n < a.num_stages * a.stage_bytes / 16; n += 32)
@@ -327,13 +343,13 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
                 tile.tile >= max(seen.x, tile.low) && tile.tile + 16 <= min(seen.y, tile.high);
             float sc[NT][4] = {}, alpha[2 * NT];
             uint32_t hidden[NT][4];
-            score_tile<I>(a, sh, tile, stage, q, wide, sc);
+            score_tile<I>(a, sh, tile, stage, q, num_rows, sc);
             bool apart =
                 finish_scores<KV, NT, FORM, OPTIONS>(a, sh, tile, item_at(a, sh, n)->sequence, seen,
                                                      first_row, opt, num_rows, whole, sc, hidden);
             bool grown = soften<NT>(rows, sc, alpha, wide);
-            add_tile_values<I>(a, tile, o, sc, alpha, grown, num_rows, wide, whole, apart, hidden,
-                               kv_head, v_scale);
+            add_tile_values<I>(a, sh, tile, o, sc, alpha, grown, num_rows, wide, whole, apart,
+                               hidden, kv_head, v_scale);
             __syncwarp();
             filled--;
             if (++stage == a.num_stages) stage = 0;
@@ -357,9 +373,9 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
             send_sums<VMAX, NT>(a, sh, rows, o, warp, num_rows);
             add_sums<VMAX>(a, sh, item_at(a, sh, n)->sequence, num_rows, kv_head);
         } else {
-            add_warps<VMAX, NT, WARPS>(a, sh, rows, o, steps, order, warp, num_rows);
-            end_item<I::PACKED, WARPS>(a, sh, *item_at(a, sh, n), num_rows, first_row, kv_head,
-                                       n + 1 == item_end);
+            add_warps<VMAX, NT, WARPS, I::F32>(a, sh, rows, o, steps, order, warp, num_rows);
+            end_item<I::PACKED, I::F32, WARPS>(a, sh, *item_at(a, sh, n), num_rows, first_row,
+                                               kv_head, n + 1 == item_end);
         }
     }
     if constexpr (A::NOTES && STORES) note_new_rows<VMAX>(a, c, kv_head);

@@ -7,15 +7,14 @@
 #include "backends/cuda/instructions.h"
 #include "backends/cuda/warp.h"
 
-/* Row r of a sequence's rows of one kv head. */
-static __device__ __forceinline__ const uint16_t *q_row(const decode_args &a,
-                                                        const folioi_cuda_seq &s, int r,
-                                                        int kv_head)
+/* Row r of a sequence's rows of one kv head, of numbers of type T. */
+template <typename T = uint16_t>
+static __device__ __forceinline__ const T *q_row(const decode_args &a, const folioi_cuda_seq &s,
+                                                 int r, int kv_head)
 {
     int i = s.query_len > 1 ? r / a.heads_per_kv : 0;
     int h = kv_head * a.heads_per_kv + r - i * a.heads_per_kv;
-    return (const uint16_t *)a.layer.q.data + (s.query_row + i) * a.layer.q.token +
-           h * a.layer.q.head;
+    return (const T *)a.layer.q.data + (s.query_row + i) * a.layer.q.token + h * a.layer.q.head;
 }
 
 /*

@@ -135,6 +135,23 @@ static __device__ __forceinline__ float option_score(const decode_args &a, const
     return x;
 }
 
+/* Keys of a whole tile may have scores of -inf too, and their V may be anything. */
+template <int NT>
+static __device__ __forceinline__ bool find_hidden(const float s[NT][4], uint32_t hidden[NT][4])
+{
+    bool some = false;
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) some |= s[n][e] == -INFINITY;
+    if (!__any_sync(ALL_LANES, some)) return false;
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) hidden[n][e] = __ballot_sync(ALL_LANES, s[n][e] == -INFINITY);
+    return true;
+}
+
 /*
  * Scale a tile's scores and apply all options; -inf: not seen. Returns whether some row does not see a token of the tile.
  * hidden: lanes whose scores are -inf; fixed instances set it only if the tile is not whole. What a tile by dims holds before
@@ -155,8 +172,7 @@ static __device__ __forceinline__ bool finish_scores(const decode_args &a, const
         for (int n = 0; n < NT; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                float by = KV == FOLIO_F16 || KV == FOLIO_BF16 ? a.layer.scale
-                                                               : opt.factor[2 * n + (e & 1)];
+                float by = kv_size(KV) > 1 ? a.layer.scale : opt.factor[2 * n + (e & 1)];
                 if (KV == FOLIO_INT8) by *= tile.scales[tile_token<SPREAD>(g, e / 2)];
                 s[n][e] *= by;
                 if (!OPTIONS) continue;
@@ -165,7 +181,7 @@ static __device__ __forceinline__ bool finish_scores(const decode_args &a, const
                 s[n][e] = fmaf(-opt.slope[row], fabsf((float)(opt.own[row] - token)), s[n][e]);
             }
         }
-        if (whole) return false;
+        if (whole) return KV == FOLIO_F32 && find_hidden<NT>(s, hidden);
     }
     bool some = false;
 #pragma unroll

@@ -24,10 +24,16 @@ struct tile_view {
 enum tile_form {
     PANELED_TILE, /* panels of 128 bytes of 16 tokens: chunk c of row t at place c % 8 ^ t % 8 */
     CLOSE_TILE,   /* rows one behind another */
-    PACKED_TILE,  /* the same, read in 16-byte loads */
+    PACKED_TILE,  /* the same, read in 16-byte loads; f32 too: decode_f32.h */
     PAGED_TILE,   /* a native page: K and V of 8 tokens, then of 8 more; see stored_rows.h */
     UNITS_TILE, /* x-packed K: chunk c of all tokens, then chunk c + 1. What lies by dims: [dim][token] */
 };
+
+/* Bytes of a number of K and V. */
+static __host__ __device__ constexpr int kv_size(int kv)
+{
+    return kv == FOLIO_F32 ? 4 : kv == FOLIO_F16 || kv == FOLIO_BF16 ? 2 : 1;
+}
 
 /* X-packed? K in packs or by dims, V by dims. */
 static __host__ __device__ constexpr bool is_xpacked(folioi_cuda_form form)
@@ -40,7 +46,7 @@ static __host__ __device__ constexpr tile_form fixed_form(int dims, int bytes,
 {
     if (form == FOLIOI_FORM_PAGES) return PAGED_TILE;
     if (is_xpacked(form)) return UNITS_TILE;
-    if (bytes == 2 && (dims == 96 || dims == 128)) return PACKED_TILE;
+    if (bytes == 4 || (bytes == 2 && (dims == 96 || dims == 128))) return PACKED_TILE;
     return dims > 0 && dims * bytes % 128 == 0 ? PANELED_TILE : CLOSE_TILE; /* 0: flexible rows */
 }
 
@@ -77,7 +83,7 @@ static __device__ __forceinline__ uint32_t fixed_step(uint32_t place, int c)
 /* Does a fixed tile have its tokens spread, as tile_token tells? */
 static __host__ __device__ constexpr bool is_spread(int kv, folioi_cuda_form form)
 {
-    return is_xpacked(form) && kv != FOLIO_F16 && kv != FOLIO_BF16;
+    return is_xpacked(form) && kv_size(kv) == 1;
 }
 
 /*
