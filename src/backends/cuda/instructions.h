@@ -317,6 +317,19 @@ static __device__ __forceinline__ void mma(float c[4], const uint32_t a[4], uint
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/*
+ * c[16][8] += a[16][8] b[8][8] of f32 numbers, of which the low 13 bits are ignored: tf32. Lane l has of a row l / 4, then
+ * l / 4 + 8, at column l % 4, then the same at l % 4 + 4; of b column l / 4 at these rows. c is cut, not rounded.
+ */
+static __device__ __forceinline__ void mma_tf32(float c[4], const uint32_t a[4], uint32_t b0,
+                                                uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, "
+        "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 /* ---- numbers ---- */
 
 static __device__ __forceinline__ float exp2_approx(float x)

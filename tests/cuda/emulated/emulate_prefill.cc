@@ -1,6 +1,7 @@
 /*
- * emulate_prefill.cc: the wgmma prefill kernel on the machine (machine.h), in random problems: each is a step of some
- * sequences, whose list of tiles the backend's own code makes, and its out and lse are compared with double precision.
+ * emulate_prefill.cc: the wgmma prefill kernels and that of f32 on the machine (machine.h), in random problems: each is a
+ * step of some sequences, whose list of tiles the backend's own code makes, and its out and lse are compared with double
+ * precision.
  *
  *   emulate_prefill [--seed N] [--cases N] [--filter part of an instance's name] [--verbose]
  *
@@ -31,6 +32,7 @@ extern "C" { /* they are for C alone */
 
 enum { GUARD = 64 }; /* numbers before and after what kernels write */
 
+/* Words of 16 bits: an f32 number has two. */
 typedef std::vector<uint16_t> numbers;
 
 /* The machine's cuTensorMapEncodeTiled: emulated_hopper.cc. */
@@ -85,17 +87,37 @@ static float draw_number(void)
     return ((float)sum - 98304.0f) * (1.0f / 32768.0f);
 }
 
+static bool is_f32(const problem *p) { return p->line->line.dtype == FOLIO_F32; }
+
+/* Words of a number of q and out. */
+static int words_of(const problem *p) { return is_f32(p) ? 2 : 1; }
+
 static uint16_t to_bits(const problem *p, float x)
 {
     return p->layer.dtype == FOLIO_BF16 ? f32_to_bf16(x) : f32_to_f16(x);
 }
 
-static float to_float(const problem *p, uint16_t bits)
+/* Number n of q or of out. */
+static void put(const problem *p, void *to, int64_t n, float x)
 {
+    if (is_f32(p)) ((float *)to)[n] = x;
+    else ((uint16_t *)to)[n] = to_bits(p, x);
+}
+
+static float get(const problem *p, const void *from, int64_t n)
+{
+    if (is_f32(p)) return ((const float *)from)[n];
+    uint16_t bits = ((const uint16_t *)from)[n];
     return p->layer.dtype == FOLIO_BF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
 }
 
-static const uint16_t NAN_BITS = 0x7fff; /* in both types */
+static const uint16_t NAN_BITS = 0x7fff; /* in all types */
+
+/* Words of NaN, with guards. */
+static numbers no_numbers(const problem *p, int64_t count)
+{
+    return numbers((size_t)((count + 2 * GUARD) * words_of(p)), NAN_BITS);
+}
 
 /* ---- a problem: heads, sequences ---- */
 
@@ -139,12 +161,14 @@ static void draw_heads(problem *p)
     l->window_left = one_in(3) ? one_of({0, 1, 15, 16, 40, 127, 128, 200, 500}) : -1;
     l->window_right = one_in(5) ? one_of({0, 1, 17, 100}) : -1;
     l->block_size = 16 * one_of({1, 1, 2, 3, 4, 5, 8, 16});
+    if (is_f32(p) && one_in(3)) l->block_size = one_of({1, 3, 4, 8, 24, 33});
     l->cached = 1;
     l->v_in_k = p->line->line.v_in_k;
     l->k.scale = l->v.scale = 1.0f;
     if (dtype_is_fp8(l->kv_dtype)) draw_scales(p);
     p->sm.capability = 90;
     p->sm.count = (int32_t)(1 + machine_draw(5));
+    p->sm.shared_of_block = 227 << 10;
     p->sm.describe_tensor = emulated_describe_tensor();
     p->from_rows = strstr(p->line->line.name, "_rows_") != NULL;
     if (strstr(p->line->line.name, "_options_") != NULL) draw_options(p);
@@ -188,6 +212,7 @@ static void draw_seqs(problem *p)
 {
     int32_t kind = one_of({0, 0, 1, 2, 2}), count = kind == 2 ? (int32_t)(2 + machine_draw(5)) : 1;
     int64_t most = (kind == 0 ? 250 : one_of({20, 60, 200})) * (int64_t)1000000;
+    if (is_f32(p)) most = std::max<int64_t>(most / 8, 20000000); /* its products are many */
     int32_t units = p->layer.num_kv_heads;
     if (kind == 0) p->sm.count = std::min((int32_t)(3 + machine_draw(18)) * units, 40);
     if (kind == 0 && one_in(2)) p->layer.window_left = -1;
@@ -221,20 +246,20 @@ static void make_rows(problem *p)
     folioi_cuda_layer *l = &p->layer;
     int64_t size = draw_rows(p, &l->q, l->k_dims);
     l->q_rows = p->rows;
-    p->q.assign((size_t)size + 2 * GUARD, NAN_BITS);
-    l->q.data = p->q.data() + GUARD;
+    p->q = no_numbers(p, size);
+    l->q.data = p->q.data() + GUARD * words_of(p);
     for (int64_t row = 0; row < p->rows; row++)
         for (int64_t i = 0; i < (int64_t)l->num_heads * l->k_dims; i++)
-            ((uint16_t *)l->q.data)[row * l->q.token + i / l->k_dims * l->q.head + i % l->k_dims] =
-                to_bits(p, draw_number());
+            put(p, l->q.data, row * l->q.token + i / l->k_dims * l->q.head + i % l->k_dims,
+                draw_number());
     p->is_in_place = l->k_dims == l->v_dims && one_in(4);
     if (p->is_in_place) {
         l->out = l->q;
         p->out = p->q; /* what it was, for the reference */
     } else {
         size = draw_rows(p, &l->out, l->v_dims);
-        p->out.assign((size_t)size + 2 * GUARD, NAN_BITS);
-        l->out.data = p->out.data() + GUARD;
+        p->out = no_numbers(p, size);
+        l->out.data = p->out.data() + GUARD * words_of(p);
     }
     if (!one_in(8)) {
         l->lse_token = one_in(2) ? l->num_heads : 1;
@@ -566,7 +591,7 @@ static expected_row expect(const problem *p, const folioi_cuda_seq *s, int64_t q
 {
     const folioi_cuda_layer *l = &p->layer;
     /* by how much, at most, weights and out are rounded; weights independently of one another */
-    double unit = l->dtype == FOLIO_BF16 ? 1.0 / 256 : 1.0 / 2048;
+    double unit = is_f32(p) ? 1.0 / 65536 : l->dtype == FOLIO_BF16 ? 1.0 / 256 : 1.0 / 2048;
     folioi_range keys = seq_keys(s, l->window_left, l->window_right, query);
     size_t dims = (size_t)l->v_dims;
     expected_row row = {std::vector<double>(dims), std::vector<double>(dims), 0};
@@ -606,14 +631,15 @@ static void compare_row(problem *p, const folioi_cuda_seq *s, size_t seq, int64_
 {
     const folioi_cuda_layer *l = &p->layer;
     int64_t at = s->query_row + query;
-    uint16_t *out = (uint16_t *)l->out.data + at * l->out.token + head * l->out.head;
+    int64_t first = at * l->out.token + head * l->out.head;
     for (int32_t d = 0; d < l->v_dims; d++) {
-        double is = to_float(p, out[d]), should = row.out[(size_t)d];
+        double is = get(p, l->out.data, first + d), should = row.out[(size_t)d];
         bool ok = should != should ? is != is : fabs(is - should) <= row.slack[(size_t)d];
         if (!ok)
             return fail("sequence %zu row %lld head %d dim %d: out is %g, should be %g +- %.2g",
                         seq, (long long)query, head, d, is, should, row.slack[(size_t)d]);
-        out[d] = NAN_BITS; /* what is left is nobody's */
+        uint16_t *words = (uint16_t *)l->out.data + (first + d) * words_of(p);
+        for (int i = 0; i < words_of(p); i++) words[i] = NAN_BITS; /* what is left is nobody's */
     }
     if (l->lse == NULL) return;
     float *lse = &l->lse[at * l->lse_token + head * l->lse_head];
@@ -637,7 +663,7 @@ static void compare_seq(problem *p, const folioi_cuda_seq *s, size_t seq, const 
             for (int64_t query = 0; query < s->query_len && failure.empty(); query++) {
                 int64_t at = (s->query_row + query) * l->q.token + head * l->q.head + GUARD;
                 for (int32_t d = 0; d < l->k_dims; d++)
-                    row[(size_t)d] = to_float(p, q[(size_t)(at + d)]);
+                    row[(size_t)d] = get(p, q.data(), at + d);
                 compare_row(p, s, seq, query, head, expect(p, s, query, head, row, k, v));
             }
     }

@@ -1,4 +1,4 @@
-/* emulated_plan.cc: a plan's numbers, by the backend's own file. Of kernels there are only those of wgmma. */
+/* emulated_plan.cc: a plan's numbers, by the backend's own file. Of kernels there are those of wgmma and of f32. */
 #include "instructions_emulated.h"
 
 #define FOLIOI_CUDA_PREFILL_LAUNCH_H /* it launches the others */

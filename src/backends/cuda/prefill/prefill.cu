@@ -13,7 +13,7 @@ const folioi_cuda_line *folioi_cuda_prefill_line(int32_t n)
 #ifdef FOLIO_CUDA_HOPPER
         folioi_prefill_hopper, folioi_prefill_latent,
 #endif
-        folioi_prefill_fixed, folioi_prefill_bytes, folioi_prefill_flexible};
+        folioi_prefill_fixed,  folioi_prefill_bytes,  folioi_prefill_f32, folioi_prefill_flexible};
     for (const folioi_prefill_line *line : lists)
         for (; line->line.name != NULL; line++)
             if (n-- == 0) return &line->line;
@@ -31,16 +31,23 @@ bool folioi_prefill_can(const folioi_cuda_layer *l)
     return form != FOLIOI_FORM_OTHER && (form < FOLIOI_FORM_XPACKED || folioi_prefill_aligned(l));
 }
 
+static int64_t size_of(folio_dtype dtype)
+{
+    return dtype == FOLIO_F32 ? 4 : dtype_is_16_bit(dtype) ? 2 : 1;
+}
+
 bool folioi_prefill_aligned(const folioi_cuda_layer *l)
 {
-    int64_t size = dtype_is_16_bit(l->kv_dtype) ? 2 : 1;
-    bool ok = folioi_cuda_rows_aligned(&l->q, 2, 16) && folioi_cuda_rows_aligned(&l->out, 2, 16);
+    int64_t size = size_of(l->kv_dtype), of_q = size_of(l->dtype);
+    int64_t bytes = size == 1 ? 8 : 16; /* that are copied at once */
+    bool ok =
+        folioi_cuda_rows_aligned(&l->q, of_q, 16) && folioi_cuda_rows_aligned(&l->out, of_q, 16);
     if (l->cached && !folioi_cuda_is_xpacked(l))
-        ok = ok && folioi_cuda_side_aligned(&l->k, size, size * 8) &&
-             folioi_cuda_side_aligned(&l->v, size, size * 8);
+        ok = ok && folioi_cuda_side_aligned(&l->k, size, bytes) &&
+             folioi_cuda_side_aligned(&l->v, size, bytes);
     if (!l->cached || l->append)
-        ok = ok && folioi_cuda_rows_aligned(&l->new_k, 2, 16) &&
-             folioi_cuda_rows_aligned(&l->new_v, 2, 16);
+        ok = ok && folioi_cuda_rows_aligned(&l->new_k, of_q, 16) &&
+             folioi_cuda_rows_aligned(&l->new_v, of_q, 16);
     return ok;
 }
 

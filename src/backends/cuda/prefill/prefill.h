@@ -47,7 +47,7 @@ const folioi_cuda_line *folioi_cuda_prefill_line(int32_t n);
 
 /** The lists of lines, each compiled in its file; the last line of a list has no name. */
 extern const folioi_prefill_line folioi_prefill_hopper[], folioi_prefill_latent[],
-    folioi_prefill_fixed[], folioi_prefill_bytes[], folioi_prefill_flexible[];
+    folioi_prefill_fixed[], folioi_prefill_bytes[], folioi_prefill_f32[], folioi_prefill_flexible[];
 
 /** Can flexible lines of some head size compute this layer? No other line takes more. */
 bool folioi_prefill_can(const folioi_cuda_layer *layer);

@@ -34,5 +34,6 @@ const folioi_prefill_line folioi_prefill_bytes[] = {
 #define FIXED(...)
 #define XPACKED_FIXED(...)
 #define FLEXIBLE(...)
+#define SPLIT(...)
 #include "backends/cuda/prefill/prefill_instances.def"
     {}};

@@ -99,7 +99,7 @@ static __device__ __forceinline__ int64_t stored_index(const prefill_args &a, co
     return stored_row(at, block, w.kv_head, in_block);
 }
 
-/* Where the lane's row is, with its low bits, in numbers as the instance has them. Rows that are new are of 16 bits. */
+/* Where the lane's row is, with its low bits, in numbers as the instance has them. Rows that are new are of q's type. */
 template <class I>
 static __device__ __forceinline__ uint64_t row_address(const prefill_args &a, const prefill_work &w,
                                                        const folioi_cuda_seq &s, int32_t tile,
@@ -123,12 +123,15 @@ static __device__ __forceinline__ uint64_t row_address(const prefill_args &a, co
     } else if (I::KV == KV_WIDE && key >= w.begin && key < w.end && !is_stored(l, s, key)) {
         const folioi_cuda_rows &rows = is_v ? l.new_v : l.new_k;
         from = (const char *)rows.data +
-               row_index(rows, s.new_row + key - s.context_len, w.kv_head) * 2;
+               row_index(rows, s.new_row + key - s.context_len, w.kv_head) * I::KV_SIZE;
         bits = 0;
     }
     if (!I::FIXED && is_v) from += row_byte(bits == ROW_PAGED, 0, w.first_value * 2);
     return (uint64_t)from | bits;
 }
+
+/* Has the warp so many keys of a tile that copy_pages takes them? */
+template <class I> constexpr bool COPIES_PAGES = I::SHARE % 4 == 0 && I::K_ROW <= 512;
 
 /* Are the warp's keys of a tile all read from the cache, and 8 at a time from one block? */
 template <class I>
@@ -136,8 +139,8 @@ static __device__ __forceinline__ bool in_pages(const prefill_args &a, const pre
                                                 const folioi_cuda_seq &s, int32_t tile)
 {
     int32_t first = tile * I::KEYS + fresh_warp() * I::SHARE, past = first + I::SHARE;
-    return I::FIXED && !I::XPACKED && a.layer.block_size % 8 == 0 && first >= w.begin &&
-           past <= w.end && is_stored(a.layer, s, past - 1);
+    return I::FIXED && !I::XPACKED && COPIES_PAGES<I> && a.layer.block_size % 8 == 0 &&
+           first >= w.begin && past <= w.end && is_stored(a.layer, s, past - 1);
 }
 
 /* Units of the warp's keys that lie by dims: lane first + 8 * i has the address of those of dim 0. */
@@ -145,7 +148,7 @@ template <class I, int ROW_BYTES>
 static __device__ __forceinline__ void fetch_units(uint32_t to, uint64_t address, int first,
                                                    int32_t dims, int64_t step)
 {
-    constexpr int BANDS = I::SHARE / 8;
+    constexpr int BANDS = I::SHARE < 8 ? 1 : I::SHARE / 8; /* of fewer keys there are no units */
     int row0 = fresh_warp() * I::SHARE;
     uint64_t from = __shfl_sync(ALL_LANES, address, first + fresh_lane() % BANDS * 8);
     auto place = [=](int row, int chunk) { return to + chunk_at<ROW_BYTES>(row0 + row, chunk); };
@@ -164,12 +167,15 @@ static __device__ __forceinline__ void fetch_keys(const prefill_args &a, char *s
     if (by_dims<I>(a, false))
         fetch_units<I, I::K_ROW>(to, address, 0, I::FIXED ? I::DK : a.layer.k_dims,
                                  a.layer.k.at.dim_tile_stride);
-    if (is_paged && !has_pages(a.layer.k.at))
-        copy_pages<I::SHARE, I::K_ROW>(to, row0, address, 0,
-                                       a.layer.k.at.token_tile_stride * I::KV_SIZE);
-    else
-        copy_rows<I::SHARE, I::K_ROW, MIXED>(to, row0, address, 0,
-                                             I::FIXED ? I::K_ROW : a.layer.k_dims * 2, a.k_step);
+    if constexpr (COPIES_PAGES<I>) {
+        if (is_paged && !has_pages(a.layer.k.at)) {
+            copy_pages<I::SHARE, I::K_ROW>(to, row0, address, 0,
+                                           a.layer.k.at.token_tile_stride * I::KV_SIZE);
+            return;
+        }
+    }
+    copy_rows<I::SHARE, I::K_ROW, MIXED>(to, row0, address, 0,
+                                         I::FIXED ? I::K_ROW : a.layer.k_dims * 2, a.k_step);
 }
 
 template <class I>
@@ -183,13 +189,15 @@ static __device__ __forceinline__ void fetch_values(const prefill_args &a, const
         fetch_units<I, I::V_ROW>(to, address, I::SHARE,
                                  I::FIXED ? I::DV : min(I::DV, a.layer.v_dims - w.first_value),
                                  a.layer.v.at.dim_tile_stride);
-    if (is_paged && !has_pages(a.layer.v.at))
-        copy_pages<I::SHARE, I::V_ROW>(to, row0, address, I::SHARE,
-                                       a.layer.v.at.token_tile_stride * I::KV_SIZE);
-    else
-        copy_rows<I::SHARE, I::V_ROW, MIXED>(to, row0, address, I::SHARE,
-                                             I::FIXED ? I::V_ROW
-                                                      : (a.layer.v_dims - w.first_value) * 2);
+    if constexpr (COPIES_PAGES<I>) {
+        if (is_paged && !has_pages(a.layer.v.at)) {
+            copy_pages<I::SHARE, I::V_ROW>(to, row0, address, I::SHARE,
+                                           a.layer.v.at.token_tile_stride * I::KV_SIZE);
+            return;
+        }
+    }
+    copy_rows<I::SHARE, I::V_ROW, MIXED>(
+        to, row0, address, I::SHARE, I::FIXED ? I::V_ROW : (a.layer.v_dims - w.first_value) * 2);
 }
 
 /* New rows of the unit whose first keys are stored, if the warp has it; at most 7. */

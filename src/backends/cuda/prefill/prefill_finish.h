@@ -3,6 +3,7 @@
 #define FOLIOI_CUDA_PREFILL_FINISH_H
 
 #include "backends/cuda/instructions.h"
+#include "backends/cuda/prefill/prefill_f32.h"
 #include "backends/cuda/prefill/prefill_instance.h"
 #include "backends/cuda/prefill/prefill_parts.h"
 #include "backends/cuda/prefill/prefill_softmax.h"
@@ -113,6 +114,10 @@ static __device__ __forceinline__ void store_rows(const prefill_state<I::DV, M> 
 {
     const folioi_cuda_layer &l = a.layer;
     int lane = fresh_lane();
+    if constexpr (I::F32) {
+        store_rows_f32<I, M>(st, a, w, sh.seq.query_row, row0);
+        return;
+    }
     char *rows = sh.q + row0 * I::DK * 2;
     __syncwarp();
 #pragma unroll

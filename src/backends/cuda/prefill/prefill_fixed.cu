@@ -39,5 +39,6 @@ const folioi_prefill_line folioi_prefill_fixed[] = {
 #define BYTES(...)
 #define XPACKED_BYTES(...)
 #define FLEXIBLE(...)
+#define SPLIT(...)
 #include "backends/cuda/prefill/prefill_instances.def"
     {}};

@@ -28,5 +28,6 @@ const folioi_prefill_line folioi_prefill_flexible[] = {
 #define XPACKED_FIXED(...)
 #define BYTES(...)
 #define XPACKED_BYTES(...)
+#define SPLIT(...)
 #include "backends/cuda/prefill/prefill_instances.def"
     {}};

@@ -53,7 +53,7 @@ struct prefill_work {
 
 /* ---- instances ---- */
 
-/* K and V of an instance: 16-bit numbers like q's, or known 8-bit ones, which become f16 on their way to the tensor cores. */
+/* K and V of an instance: numbers like q's, of 16 bits or f32, or known 8-bit ones, which become f16 on their way to the tensor cores. */
 enum prefill_kv { KV_WIDE, KV_E4M3, KV_E5M2, KV_INT8 };
 
 /* What a row of the tile sees. */
@@ -85,7 +85,7 @@ struct flexible_row {
 #endif
 
 /*
- * One instance: T of the products, head sizes up to DK and DV; FIXED: keys of just that size, no option on scores; else flexible: everything. q and out
+ * One instance: T of the products, or f32; head sizes up to DK and DV; FIXED: keys of just that size, no option on scores; else flexible: everything. q and out
  * are of type T too, but with 8-bit keys T is f16 and they may be of either type.
  */
 template <typename T_, int DK_, int DV_, int WARPS_, int M_TILES_, int KEYS_, int BLOCKS_,
@@ -100,14 +100,15 @@ struct prefill_instance {
     static constexpr prefill_kv KV = KV_;
     /* a block computes one whole tile: for steps that fill the device; else one item after another, of which some are parts */
     static constexpr bool ONCE = ONCE_;
-    static constexpr int KV_SIZE = KV == KV_WIDE ? 2 : 1;
+    static constexpr bool F32 = std::is_same<T, float>::value; /* prefill_f32.h */
+    static constexpr int Q_SIZE = sizeof(T), KV_SIZE = KV == KV_WIDE ? Q_SIZE : 1;
     static constexpr int THREADS = WARPS * 32;
     static constexpr int WARP_ROWS = M_TILES * 16, ROWS = WARPS * WARP_ROWS;
     /* keys a warp fetches: K by its first lanes, V by the next */
     static constexpr int SHARE = KEYS / WARPS;
     static constexpr int K_ROW = DK * KV_SIZE, V_ROW = DV * KV_SIZE; /* bytes */
     static constexpr int K_BYTES = KEYS * K_ROW, STAGE_BYTES = KEYS * (K_ROW + V_ROW);
-    static constexpr int Q_BYTES = ROWS * DK * 2;
+    static constexpr int Q_BYTES = ROWS * DK * Q_SIZE;
     /* one stage, V coming while K is used and K while V is: two blocks of large heads leave no room for two */
     static constexpr bool SPLIT = FIXED && KV == KV_WIDE && DK > 128 && BLOCKS > 1 && KEYS > 32;
     /* between scores, sums wait in shared memory: widening takes the registers */

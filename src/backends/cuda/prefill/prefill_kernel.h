@@ -7,6 +7,7 @@
 #ifndef FOLIOI_CUDA_PREFILL_KERNEL_H
 #define FOLIOI_CUDA_PREFILL_KERNEL_H
 
+#include "backends/cuda/prefill/prefill_f32.h"
 #include "backends/cuda/prefill/prefill_fetch.h"
 #include "backends/cuda/prefill/prefill_finish.h"
 #include "backends/cuda/prefill/prefill_instance.h"
@@ -45,10 +46,11 @@ static __device__ __forceinline__ uint32_t weigh_keys(prefill_scores<I, M> &s,
                                                       const at_hand &h, bool is_edge,
                                                       bool any_values)
 {
-    multiply_keys<I, M>(s, shared_address(sh.q),
-                        shared_address(sh.kv[stage_of<I>(a, sh, h)]) +
-                            team_key<I, TEAM>() * I::K_ROW,
-                        row_of<I>(h, sh));
+    uint32_t q = shared_address(sh.q),
+             k = shared_address(sh.kv[stage_of<I>(a, sh, h)]) + team_key<I, TEAM>() * I::K_ROW;
+    if constexpr (!I::F32) multiply_keys<I, M>(s, q, k, row_of<I>(h, sh));
+    else if (M == 1 && any_values) multiply_any_keys_f32<I>(s[0], q, k, row_of<I>(h, sh));
+    else multiply_keys_f32<I, M>(s, q, k, row_of<I>(h, sh));
     /* again and again from shared memory, registers being few */
     int32_t first_key = tile_of<I>(h, sh) * I::TILE_KEYS + team_key<I, TEAM>();
     int row0 = row_of<I>(h, sh);
@@ -77,11 +79,15 @@ static __device__ __forceinline__ void add_values(prefill_scores<I, M> &s,
     if constexpr (I::KV == KV_INT8) scale_weights<I, M>(s, st, v_scales, any_values);
     if constexpr (M == 1) {
         if (any_values) {
-            multiply_any_values<I>(st, s, seen, v, v_scales);
+            if constexpr (I::F32) multiply_any_values_f32<I>(st, s[0], seen, v);
+            else multiply_any_values<I>(st, s, seen, v, v_scales);
             return;
         }
     }
-    multiply_values<I, M>(st, s, v);
+    if constexpr (I::F32)
+#pragma unroll
+        for (int n = 0; n < I::KEYS / 8; n += 2) multiply_values_f32<I, M>(st, s, v, n);
+    else multiply_values<I, M>(st, s, v);
 }
 
 template <class I, int M, int TEAM = 1>
@@ -139,6 +145,9 @@ static __device__ __forceinline__ void attend_keys(prefill_state<I::DV, M> &st,
     bool is_edge = first < w.all_begin || first + I::KEYS > w.all_end;
     if constexpr (TEAM > 1) {
         attend_some<short_tile<I, I::KEYS / TEAM>, M, TEAM>(st, a, sh, h, is_edge, false);
+    } else if constexpr (I::F32) {
+        if (any_values || warp_end<I, M>(sh, row_of<I>(h, sh)) > first)
+            attend_some<I, M>(st, a, sh, h, is_edge, any_values);
     } else if constexpr (I::FIXED) {
         if (is_edge && !any_values) keys = warp_end<I, M>(sh, row_of<I>(h, sh)) - first;
         constexpr int STEP = I::KV != KV_WIDE ? 32 : EDGE_STEP;
@@ -501,9 +510,9 @@ static __device__ __forceinline__ void attend_work(const prefill_args &a, typena
     }
 }
 
-/* Three blocks take no spills on sm_90; on other ones they do. */
+/* Three blocks take no spills on sm_90; on other ones they do. Below sm_90 there is room for one of f32. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ / 100 != 9
-#define PREFILL_BLOCKS(I) (I::BLOCKS < 2 ? I::BLOCKS : 2)
+#define PREFILL_BLOCKS(I) (I::BLOCKS < 2 || (I::F32 && __CUDA_ARCH__ < 900) ? 1 : 2)
 #else
 #define PREFILL_BLOCKS(I) I::BLOCKS
 #endif

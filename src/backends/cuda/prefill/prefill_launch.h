@@ -2,6 +2,7 @@
 #ifndef FOLIOI_CUDA_PREFILL_LAUNCH_H
 #define FOLIOI_CUDA_PREFILL_LAUNCH_H
 
+#include "backends/cuda/host/launch.h"
 #include "backends/cuda/prefill/prefill.h"
 #include "backends/cuda/prefill/prefill_kernel.h"
 
@@ -18,14 +19,20 @@ template <> struct prefill_type<FOLIO_BF16> {
     using T = __nv_bfloat16;
 };
 
-/* No option on scores, heads of the line's size, everything aligned: what fixed lines take. */
-static inline bool is_fixed(const folioi_cuda_line *line, const folioi_cuda_layer *l)
+/* No option on scores, heads of the line's size, everything aligned. */
+static inline bool is_plain(const folioi_cuda_line *line, const folioi_cuda_layer *l)
 {
     bool has_options =
         l->soft_cap > 0 || l->slopes != NULL || l->bias.data != NULL || !(l->scale > 0);
     return !has_options && l->k_dims == line->k_dims && l->v_dims == line->v_dims &&
-           folioi_cuda_is_xpacked(l) == ((const folioi_prefill_line *)line)->xpacked &&
-           folioi_prefill_can(l) && folioi_prefill_aligned(l);
+           folioi_prefill_aligned(l);
+}
+
+/* What fixed lines of 16-bit q take. */
+static inline bool is_fixed(const folioi_cuda_line *line, const folioi_cuda_layer *l)
+{
+    return is_plain(line, l) && folioi_prefill_can(l) &&
+           folioi_cuda_is_xpacked(l) == ((const folioi_prefill_line *)line)->xpacked;
 }
 
 /*
@@ -49,8 +56,8 @@ static cudaError_t launch_prefill(const folioi_prefill_line *line, const folioi_
     if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
     if (!I::ONCE && blocks > at_once) blocks = at_once;
     a.enough = (int32_t)at_once * 7 / 4 + 4; /* at least 4: quarters of it are counts too */
-    kernel<<<(unsigned)blocks, I::THREADS, bytes, run->stream>>>(a);
-    return cudaGetLastError();
+    launch_shape shape = {dim3((unsigned)blocks), I::THREADS, bytes, 0, false};
+    return launch_kernel(kernel, shape, a, run->stream);
 }
 
 #endif

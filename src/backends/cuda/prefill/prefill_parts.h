@@ -13,6 +13,7 @@
 #define FOLIOI_CUDA_PREFILL_PARTS_H
 
 #include "backends/cuda/instructions.h"
+#include "backends/cuda/prefill/prefill_f32.h"
 #include "backends/cuda/prefill/prefill_instance.h"
 #include "backends/cuda/warp.h"
 
@@ -52,8 +53,13 @@ static __device__ __forceinline__ void store_part(const prefill_state<I::DV, M> 
         int lane = fresh_lane(), m = i / 2, r = i % 2 * 2;
         row_place p = place_of(a, w, row0 + i * 8 + lane / 4);
         if (p.query < 0) continue;
-        float *to = part_out(a, w, part_row(a, w, w.part, p)) + lane % 4 * 2 * STEP;
+        float *to = part_out(a, w, part_row(a, w, w.part, p));
         float f = st.sum[m][i % 2];
+        if constexpr (I::F32) {
+            put_row_f32<I, M>(st, to, m, i % 2, f);
+            continue;
+        }
+        to += lane % 4 * 2 * STEP;
         int32_t dims = I::FIXED ? I::DV : a.layer.v_dims - w.first_value;
 #pragma unroll
         for (int n = 0; n < I::DV / 8; n += STEP) {
@@ -89,7 +95,25 @@ static __device__ __forceinline__ void add_part(merged_row &row, float4 out, flo
     row.largest = top;
 }
 
+/* Four numbers of out in 16 bits. */
+static __device__ __forceinline__ void store_halves(const prefill_args &a, uint16_t *to, float4 x)
+{
+    bool is_bf16 = a.layer.dtype == FOLIO_BF16;
+    const float numbers[4] = {x.x, x.y, x.z, x.w};
+    uint16_t bits[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) bits[i] = float_to_half_bits(numbers[i], is_bf16);
+    if (a.aligned) {
+        *(uint2 *)to =
+            make_uint2(bits[0] | (uint32_t)bits[1] << 16, bits[2] | (uint32_t)bits[3] << 16);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++) to[i] = bits[i];
+    }
+}
+
 /* Four numbers of a row that is merged, with its sink. */
+template <class I>
 static __device__ __forceinline__ void store_merged(const prefill_args &a, const prefill_work &w,
                                                     const merged_row &row, row_place p,
                                                     int64_t query_row, int32_t d)
@@ -104,20 +128,10 @@ static __device__ __forceinline__ void store_merged(const prefill_args &a, const
         f = by / sum;
     }
     float4 x = row.sum != 0.0f ? row.out : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    uint16_t *to =
-        (uint16_t *)l.out.data + row_index(l.out, query_row + p.query, p.head) + w.first_value + d;
-    bool is_bf16 = l.dtype == FOLIO_BF16;
-    const float numbers[4] = {x.x * f, x.y * f, x.z * f, x.w * f};
-    uint16_t bits[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) bits[i] = float_to_half_bits(numbers[i], is_bf16);
-    if (a.aligned) {
-        *(uint2 *)to =
-            make_uint2(bits[0] | (uint32_t)bits[1] << 16, bits[2] | (uint32_t)bits[3] << 16);
-    } else {
-#pragma unroll
-        for (int i = 0; i < 4; i++) to[i] = bits[i];
-    }
+    int64_t at = row_index(l.out, query_row + p.query, p.head) + w.first_value + d;
+    x = make_float4(x.x * f, x.y * f, x.z * f, x.w * f);
+    if constexpr (I::F32) *(float4 *)((float *)l.out.data + at) = x;
+    else store_halves(a, (uint16_t *)l.out.data + at, x);
     if (l.lse != NULL && d == 0 && w.first_value == 0)
         l.lse[(query_row + p.query) * l.lse_token + p.head * l.lse_head] = lse;
 }
@@ -193,7 +207,7 @@ static __device__ __forceinline__ void merge_chunk(const prefill_args &a, typena
 #pragma unroll
     for (int j = 0; j < MERGE_ROWS; j++) {
         row_place p = place_of(a, w, first + j * S::TEAM);
-        if (p.query >= 0) store_merged(a, w, rows[j], p, sh.seq.query_row, d);
+        if (p.query >= 0) store_merged<I>(a, w, rows[j], p, sh.seq.query_row, d);
     }
 }
 

@@ -87,11 +87,10 @@ static __device__ void fetch_q(const prefill_args &a, const prefill_work &w, typ
     const folioi_cuda_layer &l = a.layer;
     int lane = fresh_lane(), row0 = fresh_warp() * I::WARP_ROWS;
     row_place p = place_of(a, w, row0 + lane % I::WARP_ROWS);
-    const uint16_t *q = (const uint16_t *)l.q.data;
-    uint64_t from =
-        (uint64_t)(q + (p.query < 0 ? 0 : row_index(l.q, sh.seq.query_row + p.query, p.head)));
+    int64_t at = p.query < 0 ? 0 : row_index(l.q, sh.seq.query_row + p.query, p.head);
+    uint64_t from = (uint64_t)l.q.data + at * I::Q_SIZE;
     uint32_t to = shared_address(sh.q);
-    if constexpr (I::KV != KV_WIDE) {
+    if constexpr (I::KV != KV_WIDE) { /* 16-bit q, whatever T is */
         halve_q<I>(from, p.query < 0, l.dtype == FOLIO_BF16,
                    head_scale(l.k.head_scales, 1.0f, w.kv_head), sh, row0);
         return;
@@ -102,8 +101,8 @@ static __device__ void fetch_q(const prefill_args &a, const prefill_work &w, typ
             return;
         }
     }
-    copy_rows<I::WARP_ROWS, I::DK * 2>(to, row0, from | (p.query < 0 ? ROW_ZERO : 0), 0,
-                                       (I::FIXED ? I::DK : l.k_dims) * 2);
+    copy_rows<I::WARP_ROWS, I::DK * I::Q_SIZE>(to, row0, from | (p.query < 0 ? ROW_ZERO : 0), 0,
+                                               (I::FIXED ? I::DK : l.k_dims) * I::Q_SIZE);
 }
 
 /* What each row sees, to shared memory. */

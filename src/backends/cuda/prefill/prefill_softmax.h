@@ -56,7 +56,7 @@ static __device__ __forceinline__ float score_unit(const prefill_args &a, typena
                sh.rows[row + fresh_lane() / 4].unit;
 }
 
-/* Scores beyond this give their differences first: the rounding of a product could be a weight's overflow. */
+/* Scores beyond this give their differences first: the rounding of a product could be a weight's overflow. All of f32 do. */
 #define LARGE_SCORE 1e6f
 
 /* The largest score so far of each row, and what was summed before times rescale; are any of them large? */
@@ -94,7 +94,7 @@ static __device__ __forceinline__ void soften(prefill_scores<I, M> &s, prefill_s
     constexpr float SHIFT = weight_shift<typename I::T>::LOG2;
     float rescale[M][2];
     bool is_same = true, is_large = find_largest<I, M>(s, st, rescale, a, sh, row0);
-    is_large = !I::FIXED || __any_sync(ALL_LANES, is_large);
+    is_large = !I::FIXED || I::F32 || __any_sync(ALL_LANES, is_large);
     if (is_large) {
 #pragma unroll
         for (int m = 0; m < M; m++)

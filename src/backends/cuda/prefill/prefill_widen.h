@@ -81,7 +81,7 @@ static __device__ __forceinline__ void fetch_byte_units(const prefill_args &a,
                                                         const prefill_work &w, uint32_t raw,
                                                         int32_t tile, int32_t block, bool is_v)
 {
-    constexpr int BANDS = I::SHARE / 8;
+    constexpr int BANDS = I::SHARE < 8 ? 1 : I::SHARE / 8; /* of fewer keys there are no units */
     const folioi_cuda_side &side = is_v ? a.layer.v : a.layer.k;
     int32_t skip = is_v ? w.first_value : 0, dims = is_v ? a.layer.v_dims : a.layer.k_dims;
     uint64_t unit = 0;

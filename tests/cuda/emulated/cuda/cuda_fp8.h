@@ -1,0 +1,1 @@
+/* cuda_fp8.h: no emulated kernel has such numbers. */
