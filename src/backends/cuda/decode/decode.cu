@@ -456,10 +456,10 @@ static bool scales_in_bulk(decode_boxes *b, const folioi_cuda_layer *y)
 static bool describe_boxes(decode_boxes *b, const decode_line *line, const folioi_cuda_layer *y,
                            const folioi_cuda_sm *sm, int bytes)
 {
-    if (line->line.is_flexible || line->line.kv == FOLIO_F32 || /* whose rows come by plain copies */
-        line->form != FOLIOI_FORM_ROWS || sm->capability < 90 ||
-        sm->describe_tensor == NULL || !y->cached || y->block_size % 16 != 0 ||
-        folioi_cuda_has_pages(&y->k))
+    if (line->line.is_flexible ||
+        line->line.kv == FOLIO_F32 || /* whose rows come by plain copies */
+        line->form != FOLIOI_FORM_ROWS || sm->capability < 90 || sm->describe_tensor == NULL ||
+        !y->cached || y->block_size % 16 != 0 || folioi_cuda_has_pages(&y->k))
         return false;
     if (y->kv_dtype == FOLIO_INT8 && !scales_in_bulk(b, y)) return false;
     bool has_panels = fixed_form(y->k_dims, bytes, FOLIOI_FORM_ROWS) == PANELED_TILE;
