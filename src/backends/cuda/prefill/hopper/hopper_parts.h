@@ -191,7 +191,7 @@ static __device__ __forceinline__ void end_parts(const hopper_args &a, const hop
         if (sh.tiles[next.place].keys.is_none) return;
         barrier_wait_idly(shared_address(&sh.tile_stored[at.place]), at.phase);
         const tile_of<I> &t = sh.tiles[at.place];
-        if (t.num_parts > 1) end_part<I, (I::DV != 128 ? 2 : 4), WARP, false>(a, t);
+        if (t.num_parts > 1) end_part<I, (I::BYTES || I::DV != 128 ? 2 : 4), WARP, false>(a, t);
         __syncwarp();
         if (threadIdx.x % WARP == 0) barrier_arrive(shared_address(&sh.tile_emptied[at.place]));
         at = next;

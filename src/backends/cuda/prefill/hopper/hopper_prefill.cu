@@ -384,8 +384,8 @@ static __global__ void __launch_bounds__(I::THREADS, 1)
     int warp = __shfl_sync(ALL_LANES, threadIdx.x / WARP, 0);
     if constexpr (I::BYTES)
         if (warp >= I::WARPS + 4) {
-            give_registers<I::WIDENERS>();
-            widen_all(a, m);
+            give_registers<WHOLE ? I::WHOLE_WIDENERS : I::WIDENERS>();
+            widen_all<I, WHOLE ? 3 : 2>(a, m);
             return;
         }
     /* in the other order ptxas 13.0 serialises the products of f16 with head size 128 */

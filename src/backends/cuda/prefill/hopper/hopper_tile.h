@@ -71,15 +71,15 @@ struct hopper_instance {
     static constexpr int RAW_BYTES = BYTES ? KEYS * DK : 0, RAWS = DK > 128 ? 2 : 3;
     static constexpr int SECTION_KEYS = (16 << 20) / ((DK + DV) * (BYTES ? 1 : 2));
     /*
-     * Registers of a thread that computes and of one that does not, in steps whose tiles are whole and in others. A block has
-     * as many as it was launched with: where that is too few, a warpgroup waits for registers for ever.
+     * Registers of a thread that computes, of one that does not and of one that widens, in steps whose tiles are whole and in
+     * others. A block has as many as it was launched with: where that is too few, a warpgroup waits for registers for ever.
      */
-    static constexpr int WIDENERS = BYTES ? 40 : 0; /* of those that widen */
-    static constexpr int OTHERS = SPLIT ? 72 : 56, WHOLE_OTHERS = BOXES ? OTHERS : 40;
+    static constexpr int WIDENERS = BYTES ? 48 : 0, WHOLE_WIDENERS = BYTES ? 56 : 0;
+    static constexpr int OTHERS = SPLIT ? 72 : BYTES ? 48 : 56, WHOLE_OTHERS = BOXES ? OTHERS : 40;
     static constexpr int REGISTERS = WARPGROUPS == 3 ? 152 : BYTES ? 208 : SPLIT ? 216 : 224;
-    static constexpr int WHOLE_REGISTERS = WARPGROUPS == 3 || BOXES ? REGISTERS : BYTES ? 216 : 232;
+    static constexpr int WHOLE_REGISTERS = WARPGROUPS == 3 || BOXES ? REGISTERS : BYTES ? 208 : 232;
     static constexpr int ALL_REGISTERS = ALL_WARPGROUPS * (65536 / THREADS / 8 * 8);
-    static_assert(WARPGROUPS * WHOLE_REGISTERS + WHOLE_OTHERS + WIDENERS <= ALL_REGISTERS,
+    static_assert(WARPGROUPS * WHOLE_REGISTERS + WHOLE_OTHERS + WHOLE_WIDENERS <= ALL_REGISTERS,
                   "there are so many");
     static_assert(WARPGROUPS * REGISTERS + OTHERS + WIDENERS <= ALL_REGISTERS, "there are so many");
     /* a tile is stored before the next one's scores, for lack of registers */

@@ -129,8 +129,7 @@ template <class I> struct byte_share {
     static constexpr int CHUNKS = I::DK / 16;      /* of a row */
     static constexpr int TOKENS = 128 / CHUNKS;    /* that the warpgroup takes at once */
     static constexpr int STEPS = I::KEYS / TOKENS; /* times it takes some */
-    static constexpr int AT_ONCE = 2;              /* steps whose numbers are loaded together */
-    static_assert(I::KEYS % TOKENS == 0 && STEPS % AT_ONCE == 0, "steps are whole");
+    static_assert(I::KEYS % TOKENS == 0, "steps are whole");
     int32_t token, chunk; /* the thread's, of the first step */
 
     __device__ __forceinline__ byte_share()
@@ -162,14 +161,29 @@ static __device__ __forceinline__ uint4 widen_eight(uint32_t x, uint32_t y, floa
                           widen_to<KV, T, 0, 1>(y), widen_to<KV, T, 2, 3>(y));
 }
 
-/* A thread's numbers of K, or of V, of a key tile's first `keys` keys: from where they are as stored to their stage. */
-template <class I, bool IS_V>
+/* 16 numbers as they are stored; SCALED: and their scale. */
+template <bool SCALED> struct raw_numbers {
+    uint32_t x[4];
+    float scale;
+
+    __device__ __forceinline__ void load(uint32_t from, uint32_t scale_at)
+    {
+        load_shared(x, from);
+        scale = SCALED ? short_scale(load_shared_float(scale_at)) : 1.0f;
+    }
+};
+
+/*
+ * A thread's numbers of K, or of V, of a key tile's first `keys` keys: from where they are as stored to their stage. Those of
+ * AHEAD steps are on their way to registers, so that none is waited for.
+ */
+template <class I, int AHEAD, bool IS_V>
 static __device__ __forceinline__ void widen_rows(const hopper_memory<I> &m, uint32_t to, int raw,
                                                   int32_t keys)
 {
     using T = typename std::conditional<IS_V, typename I::W, typename I::T>::type;
     using S = byte_share<I>;
-    constexpr int BAND = IS_V ? I::V_STEP : I::K_STEP;
+    constexpr int BAND = IS_V ? I::V_STEP : I::K_STEP, STEP = S::TOKENS * I::DK;
     constexpr bool SCALED = IS_V && I::INT8;
     S mine;
     int unit = mine.chunk * 2;
@@ -178,24 +192,19 @@ static __device__ __forceinline__ void widen_rows(const hopper_memory<I> &m, uin
     to += mine.token / 8 * BAND + unit / 8 * PANEL_BYTES + mine.token % 8 * 128 +
           ((unit ^ mine.token) & 7) * 16;
     uint32_t to_next = to ^ 16;
+    raw_numbers<SCALED> ahead[AHEAD];
 #pragma unroll
-    for (int first = 0; first < S::STEPS; first += S::AT_ONCE) {
-        if (I::EARLY && first * S::TOKENS >= keys) break;
-        uint32_t x[S::AT_ONCE][4];
-        float scale[S::AT_ONCE];
+    for (int i = 0; i < AHEAD; i++) ahead[i].load(from + i * STEP, scales + i * S::TOKENS * 4);
 #pragma unroll
-        for (int i = 0; i < S::AT_ONCE; i++) {
-            int step = first + i;
-            load_shared(x[i], from + step * S::TOKENS * I::DK);
-            if (SCALED) scale[i] = load_shared_float(scales + step * S::TOKENS * 4);
-        }
-#pragma unroll
-        for (int i = 0; i < S::AT_ONCE; i++) {
-            uint32_t at = (first + i) * S::TOKENS / 8 * BAND;
-            float by = SCALED ? short_scale(scale[i]) : 1.0f;
-            store_shared(to + at, widen_eight<I::KV, T, SCALED>(x[i][0], x[i][1], by));
-            store_shared(to_next + at, widen_eight<I::KV, T, SCALED>(x[i][2], x[i][3], by));
-        }
+    for (int i = 0; i < S::STEPS; i++) {
+        if (I::EARLY && i * S::TOKENS >= keys) break;
+        raw_numbers<SCALED> &r = ahead[i % AHEAD];
+        uint4 low = widen_eight<I::KV, T, SCALED>(r.x[0], r.x[1], r.scale);
+        uint4 high = widen_eight<I::KV, T, SCALED>(r.x[2], r.x[3], r.scale);
+        int next = i + AHEAD, at = i * S::TOKENS / 8 * BAND;
+        if (next < S::STEPS) r.load(from + next * STEP, scales + next * S::TOKENS * 4);
+        store_shared(to + at, low);
+        store_shared(to_next + at, high);
     }
 }
 
@@ -229,7 +238,7 @@ static __device__ __forceinline__ void pass(const uint64_t &barrier)
 }
 
 /* K and V of a key tile, of which `keys` are used and `left` are the sequence's. */
-template <class I>
+template <class I, int AHEAD>
 static __device__ __forceinline__ void widen_keys(const hopper_args &a, const hopper_memory<I> &m,
                                                   const stage_at<I::STAGES> &at,
                                                   stage_at<I::RAWS> &raw, int32_t keys,
@@ -238,7 +247,7 @@ static __device__ __forceinline__ void widen_keys(const hopper_args &a, const ho
     hopper_shared<I> &sh = m.sh();
     bulk_wait(shared_address(&sh.raw_filled[raw.stage]), raw.phase);
     bulk_wait(shared_address(&sh.emptied[at.stage]), at.phase);
-    widen_rows<I, false>(m, m.kv() + at.stage * I::K_STAGE, raw.stage, keys);
+    widen_rows<I, AHEAD, false>(m, m.kv() + at.stage * I::K_STAGE, raw.stage, keys);
     put_key_scales(a, m, at.stage, raw.stage);
     if (I::SPLIT) bulk_fence();
     __syncwarp();
@@ -248,7 +257,7 @@ static __device__ __forceinline__ void widen_keys(const hopper_args &a, const ho
     bulk_wait(shared_address(&sh.raw_filled[raw.stage]), raw.phase);
     if (I::SPLIT) bulk_wait(shared_address(&sh.v_emptied[at.stage]), at.phase);
     if (left < I::KEYS) zero_rows(m, raw.stage, left);
-    widen_rows<I, true>(m, m.kv() + I::V_AT + at.stage * I::V_STAGE, raw.stage, keys);
+    widen_rows<I, AHEAD, true>(m, m.kv() + I::V_AT + at.stage * I::V_STAGE, raw.stage, keys);
     bulk_fence();
     __syncwarp();
     pass(sh.raw_emptied[raw.stage]);
@@ -257,7 +266,7 @@ static __device__ __forceinline__ void widen_keys(const hopper_args &a, const ho
 }
 
 /* Key tiles of all tiles. */
-template <class I>
+template <class I, int AHEAD>
 static __device__ __forceinline__ void widen_all(const hopper_args &a, const hopper_memory<I> &m)
 {
     stage_at<I::STAGES> at = {0, 1}; /* the first time around, stages are empty */
@@ -270,7 +279,7 @@ static __device__ __forceinline__ void widen_all(const hopper_args &a, const hop
         int32_t used = I::EARLY && keys.pages <= I::PAGES / 2 ? I::KEYS / 2 : I::KEYS;
 #pragma unroll 1
         for (int32_t i = keys.last; i >= keys.first; i--, used = I::KEYS) {
-            widen_keys<I>(a, m, at, raw, used, key_len - i * I::KEYS);
+            widen_keys<I, AHEAD>(a, m, at, raw, used, key_len - i * I::KEYS);
             at.step();
         }
     }
