@@ -193,6 +193,16 @@ def test_other_dtypes_and_shapes_again(repeated, device):
     assert run.found == 4
 
 
+def test_rotary_of_another_pairing_again(repeated, device):
+    """The step is that of the layer before, the layer is not."""
+    pages, tables = [flash.Pages(device, [8, 8], 4, spare=1) for _ in range(2)], torch.rand(2, 16, 32, device=device).unbind()
+    q, k = torch.randn(2, 1, 4, 64, device=device), torch.randn(2, 1, 2, 64, device=device)
+    function, lens = repeated("flash_attn_with_kvcache").function, flash.ints([8, 8], device)
+    out = [function(q, pages[i].k, pages[i].v, k, k, *tables, lens, block_table=pages[0].table, rotary_interleaved=pairs)
+           for i, pairs in ((0, True), (1, False), (0, False), (0, True))]
+    assert torch.equal(out[0], out[3]) and not torch.equal(out[0], out[2])
+
+
 def test_tensors_of_inference_mode(repeated, device):
     """Layers are found again; each updates the plan."""
     with torch.inference_mode():

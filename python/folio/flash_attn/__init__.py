@@ -103,9 +103,9 @@ def flash_attn_with_kvcache(q: Any, k_cache: Any, v_cache: Any, k: Any = None, v
         raise ArgumentError("rotary_cos and rotary_sin must both be given, or neither")
     lens, number = (None, cache_seqlens) if isinstance(cache_seqlens, int) else (cache_seqlens, None)
     out, lse = call("flash_attn_kvcache", _kvcache,
-                    (q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, lens, number, cache_batch_idx,
-                     page_table if block_table is None else block_table, rotary_interleaved, cache_leftpad,
-                     cu_seqlens_q, cu_seqlens_k_new, max_seqlen_q, rotary_seqlens, qv), options)
+                    (q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, lens, number,
+                     cache_batch_idx, page_table if block_table is None else block_table, cache_leftpad, cu_seqlens_q,
+                     cu_seqlens_k_new, max_seqlen_q, rotary_seqlens, qv), options)
     return (out, lse) if return_softmax_lse else out
 
 

@@ -58,7 +58,7 @@ def call(name: str, function: Callable, given: tuple, options: tuple, out: Any =
 def _eager(name: str, function: Callable, given: tuple, options: tuple, out: Any = None) -> tuple:
     more = {} if out is None else {"out": out}
     if _device.on_gpu(given[0]):
-        more["same"] = same = _device.call_of(name, 7 if function is _kvcache else 3, given, options)
+        more["same"] = same = _device.call_of(name, 8 if function is _kvcache else 3, given, options)
         found = None if same is None else _device.again(same, out)
         if found is not None:
             return found
@@ -363,7 +363,7 @@ def _fixed(q: Any, k: Any, v: Any, qv: Optional[Any], o: _Options, same: Any = N
     if direct:
         out, lse, rows_lse = call.prepare(o, q, seqs, seqs, queries)
     if not direct or call.each:  # the keys are all of a cache
-        return _kvcache(q, k, v, None, None, None, None, None, None, None, None, False, None, None, None, None, None,
+        return _kvcache(q, k, v, None, None, None, None, False, None, None, None, None, None, None, None, None, None,
                         qv, o, same, call)
     if keys == 0:  # nobody sees a key
         _fill_unseen(out, rows_lse, call.options.get("sinks"))
@@ -385,8 +385,8 @@ def _fixed(q: Any, k: Any, v: Any, qv: Optional[Any], o: _Options, same: Any = N
 
 
 def _kvcache(q: Any, k_cache: Any, v_cache: Any, k: Optional[Any], v: Optional[Any], cos: Optional[Any],
-             sin: Optional[Any], lens: Optional[Any], len_number: Optional[int], batch_idx: Optional[Any],
-             block_table: Optional[Any], interleaved: bool, leftpad: Optional[Any], cu_q: Optional[Any],
+             sin: Optional[Any], interleaved: bool, lens: Optional[Any], len_number: Optional[int],
+             batch_idx: Optional[Any], block_table: Optional[Any], leftpad: Optional[Any], cu_q: Optional[Any],
              cu_new: Optional[Any], max_q: Optional[int], rotary_lens: Optional[Any], qv: Optional[Any],
              o: _Options, same: Any = None, call: Any = None) -> tuple:
     paged = _is_table(block_table)

@@ -33,7 +33,7 @@ class Call(NamedTuple):
     given: tuple
     options: tuple
     new: tuple  # k and v that are stored first
-    extra: tuple  # slopes, sinks and scales, and tables of rotary
+    extra: tuple  # slopes, sinks and scales, and what rotary needs
     made_of: tuple  # tensors and numbers of the step
     step: list  # what all layers of a step have in common
     place: int  # of K
@@ -46,7 +46,7 @@ class Call(NamedTuple):
                v.stride(), v.dtype, v.is_neg(), self.options[:5]]
         for x in self.new if self.new[0] is not None else ():
             own += x.shape, x.stride(), x.dtype, x.is_neg(), x.get_device()
-        return own + [x if x is None else (id(x), x.data_ptr(), x._version) for x in self.extra]
+        return own + [x if type(x) in _NUMBERS else (id(x), x.data_ptr(), x._version) for x in self.extra]
 
 
 def call_of(name: str, first: int, given: tuple, options: tuple) -> Optional[Call]:
