@@ -56,11 +56,7 @@ static __device__ __forceinline__ void multiply_split(float (&sums)[M][TILES][4]
 /* ---- products ---- */
 
 /* Steps of 8 dims whose code stands side by side: as many as spill nothing. */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ / 100 == 9
-constexpr int F32_STEPS = 2;
-#else
-constexpr int F32_STEPS = 1;
-#endif
+template <int M> constexpr int F32_STEPS = M > 1 ? 4 : 2;
 
 /* sums = Q K^T of 32 dims, from unit `first` of 8 dims on. */
 template <class I, int M>
@@ -74,7 +70,7 @@ static __device__ __forceinline__ void multiply_dims_f32(float (&sums)[M][I::KEY
         for (int n = 0; n < TILES; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) sums[m][n][i] = 0.0f;
-#pragma unroll F32_STEPS
+#pragma unroll F32_STEPS < M>
     for (int d = first; d < first + 4; d++) {
         split_numbers<4> qf[M];
 #pragma unroll

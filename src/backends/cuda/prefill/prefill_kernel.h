@@ -510,9 +510,9 @@ static __device__ __forceinline__ void attend_work(const prefill_args &a, typena
     }
 }
 
-/* Three blocks take no spills on sm_90; on other ones they do. Below sm_90 there is room for one of f32. */
+/* Three blocks take no spills on sm_90; on other ones they do. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ / 100 != 9
-#define PREFILL_BLOCKS(I) (I::BLOCKS < 2 || (I::F32 && __CUDA_ARCH__ < 900) ? 1 : 2)
+#define PREFILL_BLOCKS(I) (I::BLOCKS < 2 ? I::BLOCKS : 2)
 #else
 #define PREFILL_BLOCKS(I) I::BLOCKS
 #endif
