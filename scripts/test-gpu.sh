@@ -57,7 +57,8 @@ if [ $must_build = yes ] || { [ "$build" = build-cuda ] && [ ! -x $build/folio_c
 fi
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,memory.total --format=csv | tee -a "$report"
 stage "what there is" "$build/folio" info
-shares "every feature" 6 "$build/folio" check --backend cuda ${FULL:+--full}
+shares "every feature" 6 "$build/folio" check --backend cuda --level mma ${FULL:+--full}
+stage "the generic kernel" "$build/folio" check --backend cuda --level generic --one-in 8
 stage "vLLM 0.6's layer" "$build/folio_cuda_vllm06_tests"
 stage "vLLM 0.6's backends from start to end" "$build/folio" check --lineage --backend cuda
 stage "the device's own" "$build/folio_cuda_tests"
@@ -73,9 +74,9 @@ if command -v compute-sanitizer > /dev/null; then
     for tool in memcheck racecheck initcheck synccheck; do
         # decode has barriers in shared memory, more than synccheck keeps track of unasked
         room=$([ $tool = synccheck ] && echo "--num-cuda-barriers 4096")
-        shares "$tool, kernels" 3 compute-sanitizer --tool $tool $room --error-exitcode 9 "$build/folio" check --backend cuda --filter kernels
-        stage "$tool, combinations" compute-sanitizer --tool $tool $room --error-exitcode 9 "$build/folio" check --backend cuda --filter combinations
-        stage "$tool, decodes" compute-sanitizer --tool $tool $room --error-exitcode 9 "$build/folio" check --backend cuda --filter decoder
+        shares "$tool, kernels" 3 compute-sanitizer --tool $tool $room --error-exitcode 9 "$build/folio" check --backend cuda --level mma --filter kernels
+        stage "$tool, combinations" compute-sanitizer --tool $tool $room --error-exitcode 9 "$build/folio" check --backend cuda --level mma --filter combinations
+        stage "$tool, decodes" compute-sanitizer --tool $tool $room --error-exitcode 9 "$build/folio" check --backend cuda --level mma --filter decoder
     done
     stage "memcheck of vLLM 0.6's layer" compute-sanitizer --tool memcheck --error-exitcode 9 "$build/folio_cuda_vllm06_tests" vllm06
     stage "memcheck of the device's own" compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 "$build/folio_cuda_tests" device block_moves
