@@ -1096,7 +1096,8 @@ typedef struct folio_plan_desc {
     int64_t cross_num_blocks; /* the same for cross block tables; 0: cross_cache's, or num_blocks  */
     int64_t max_seqs;           /* 0: see above                                                    */
     int64_t max_query_tokens;   /* sum query_len in one step, padding included                     */
-    int64_t max_seq_len;        /* longest sequence and longest encoder_len                        */
+    int64_t max_seq_len;        /* longest sequence and longest encoder_len; with ENCODER_ONLY     */
+                                /* longest query_len too                                           */
     int64_t max_encoder_tokens; /* sum encoder_new_len in one step; a limit of every batch,        */
                                 /* whatever the plan's types                                       */
     uint32_t flags;             /* 0 or FOLIO_PLAN_*                                               */

@@ -269,8 +269,7 @@ static folio_status end_update(folio_plan *plan, const plan_step *step, folio_st
 static plan_step step_of(const folioi_plan_shape *shape, folioi_slotset *slots, folio_batch *batch)
 {
     plan_step step = {.batch = batch, .num_seqs = batch->num_seqs};
-    uint32_t types = 0;
-    for (int32_t i = 0; i < shape->desc.num_attentions; i++) types |= shape->types[i];
+    uint32_t types = folioi_plan_types(shape);
     for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++)
         if (types & FOLIO_ATTENTION_BIT(t)) {
             step.facts[t] = find_facts(batch, (folio_attention_type)t);
@@ -313,7 +312,7 @@ folio_status folio_plan_update(folio_plan *plan, folio_batch *batch, const folio
     TRY(folioi_run_in(ctx, run, &r));
     TRY(folioi_batch_check_stamps(batch));
     folioi_plan_shape shape = plan->shape;
-    bool is_larger = plan->grows && folioi_plan_grow(&shape.desc, batch);
+    bool is_larger = plan->grows && folioi_plan_grow(&shape, batch);
     TRY(folioi_plan_check(&shape, batch));
     if (is_larger) return move(plan, &shape, batch, r.stream);
     plan_step step = step_of(&shape, &plan->room.slots, batch);

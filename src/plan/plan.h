@@ -65,7 +65,11 @@ struct folio_plan {
 folio_status folioi_plan_room_make(const folioi_plan_shape *shape, folioi_plan_room *room);
 void folioi_plan_room_free(const folioi_plan_shape *shape, folioi_plan_room *room);
 /** Limits that a batch exceeds are raised; was there one? */
-bool folioi_plan_grow(folio_plan_desc *limits, const folio_batch *batch);
+bool folioi_plan_grow(folioi_plan_shape *shape, const folio_batch *batch);
+/** The types that attentions of the plan run as. */
+uint32_t folioi_plan_types(const folioi_plan_shape *shape);
+/** The most keys that a row of a sequence has as any of these types: ENCODER_ONLY sees all new tokens. */
+int64_t folioi_plan_most_keys(uint32_t types, const folio_batch *batch, int64_t seq);
 
 /** Every block index, slot and length of a batch against the limits. */
 folio_status folioi_plan_check(const folioi_plan_shape *shape, const folio_batch *batch);

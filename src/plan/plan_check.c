@@ -5,8 +5,10 @@
 #include "plan/plan.h"
 #include "plan/row_ranges.h"
 
-static folio_status check_capacities(const folio_plan_desc *d, const folio_batch *b)
+static folio_status check_capacities(const folioi_plan_shape *shape, const folio_batch *b)
 {
+    const folio_plan_desc *d = &shape->desc;
+    uint32_t types = folioi_plan_types(shape);
     REQUIRE(b->num_seqs <= d->max_seqs, "the batch has %lld sequences, the plan's max_seqs is %lld",
             (long long)b->num_seqs, (long long)d->max_seqs);
     REQUIRE(b->num_query_tokens <= d->max_query_tokens,
@@ -27,6 +29,11 @@ static folio_status check_capacities(const folio_plan_desc *d, const folio_batch
         REQUIRE(s->encoder_len <= d->max_seq_len,
                 "seq %lld: encoder_len %d is above the plan's limit %lld", (long long)i,
                 s->encoder_len, (long long)d->max_seq_len);
+        REQUIRE(
+            folioi_plan_most_keys(types, b, i) <= d->max_seq_len,
+            "seq %lld: query_len %d is above the plan's limit max_seq_len %lld; as encoder_only each row "
+            "sees all of them",
+            (long long)i, s->query_len, (long long)d->max_seq_len);
         REQUIRE(
             d->block_size > 0 || (!s->has_table && !s->has_cross_table),
             "seq %lld has a block table, but the plan was made without a cache: set folio_plan_desc.cache",
@@ -156,7 +163,7 @@ static folio_status check_private_slots(const folio_plan_desc *d, const folio_ba
 folio_status folioi_plan_check(const folioi_plan_shape *shape, const folio_batch *batch)
 {
     const folio_plan_desc *d = &shape->desc;
-    TRY(check_capacities(d, batch));
+    TRY(check_capacities(shape, batch));
     TRY(check_tables(shape, batch, FOLIO_ATTENTION_DECODER, d->num_blocks, "block_table"));
     TRY(check_tables(shape, batch, FOLIO_ATTENTION_ENCODER_DECODER, d->cross_num_blocks,
                      "cross_block_table"));

@@ -12,13 +12,29 @@ static bool grow(int64_t *limit, int64_t need)
     return true;
 }
 
-bool folioi_plan_grow(folio_plan_desc *d, const folio_batch *batch)
+uint32_t folioi_plan_types(const folioi_plan_shape *shape)
 {
+    uint32_t types = 0;
+    for (int32_t i = 0; i < shape->desc.num_attentions; i++) types |= shape->types[i];
+    return types;
+}
+
+int64_t folioi_plan_most_keys(uint32_t types, const folio_batch *batch, int64_t seq)
+{
+    const folioi_seq *s = batch_seq(batch, seq);
+    int64_t keys = max_i64(s->seq_len, s->encoder_len);
+    bool own = (types & FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_ONLY)) && s->seq_len > 0;
+    return own ? max_i64(keys, s->query_len) : keys;
+}
+
+bool folioi_plan_grow(folioi_plan_shape *shape, const folio_batch *batch)
+{
+    folio_plan_desc *d = &shape->desc;
+    uint32_t types = folioi_plan_types(shape);
     int64_t longest = 1, longest_query = 1;
     for (int64_t i = 0; i < batch->num_seqs; i++) {
-        const folioi_seq *s = batch_seq(batch, i);
-        longest = max_i64(longest, max_i64(s->seq_len, s->encoder_len));
-        longest_query = max_i64(longest_query, s->query_len);
+        longest = max_i64(longest, folioi_plan_most_keys(types, batch, i));
+        longest_query = max_i64(longest_query, batch_seq(batch, i)->query_len);
     }
     bool grows = grow(&d->max_seqs, max_i64(batch->num_seqs, 1));
     grows |= grow(&d->max_query_tokens, max_i64(batch->num_query_tokens, 1));

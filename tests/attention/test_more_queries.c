@@ -34,6 +34,39 @@ ENGINE_TEST(more_queries, other_types_are_as_ever)
     for (int i = 0; i < 6; i++) CHECK_SEEN(&r, 0, i, 0, rig_range(0, 5));
 }
 
+/* Keys of encoder_only are the new tokens: limits have to hold these, and room grows for them. */
+BACKEND_TEST(more_queries, encoder_only_has_room_for_all_keys)
+{
+    const uint32_t types = FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_ONLY);
+    folio_attention_desc a =
+        FOLIO_WITH(folio_attention_desc, .num_heads = 2, .k_head_size = 16, .dtype = FOLIO_F32);
+    folio_attention *attention = NULL;
+    CHECK_OK(folio_attention_create(ctx, &a, &attention));
+    folio_plan_desc d =
+        FOLIO_WITH(folio_plan_desc, .attentions = &attention, .types = &types, .num_attentions = 1);
+    size_t room[2] = {0, 0};
+    for (int i = 0; i < 2; i++) { /* as many keys by their query_len, by their seq_len */
+        folio_batch *batch = support_batch(ctx, 0);
+        folio_plan *growing = NULL, *limited = NULL;
+        folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = 4000,
+                                         .seq_len = i == 0 ? 1 : 4000, .positions_given = 1);
+        CHECK_OK(folio_batch_add(batch, &seq));
+        d.max_seqs = d.max_query_tokens = d.max_seq_len = 0;
+        CHECK_OK(folio_plan_create(ctx, &d, &growing));
+        CHECK_OK(folio_plan_update(growing, batch, NULL));
+        CHECK_OK(folio_plan_get_workspace_size(growing, &room[i]));
+        d.max_seqs = 1, d.max_query_tokens = 4000, d.max_seq_len = 3999;
+        CHECK_OK(folio_plan_create(ctx, &d, &limited));
+        REFUSED(folio_plan_update(limited, batch, NULL), FOLIO_ERR_ARGUMENT,
+                i == 0 ? "seq 0|query_len 4000|max_seq_len 3999" : "seq 0|seq_len 4000|3999");
+        folio_plan_destroy(limited);
+        folio_plan_destroy(growing);
+        folio_batch_destroy(batch);
+    }
+    CHECK(room[0] == room[1]);
+    folio_attention_destroy(attention);
+}
+
 /* NaN past the last key stays there; NaN in key 2 reaches the rows from its position on. */
 ENGINE_TEST(more_queries, nan_reaches_exactly_the_rows_that_see_it)
 {
