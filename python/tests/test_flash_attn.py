@@ -288,6 +288,7 @@ CACHED = {  # how a call differs from one of three queries and three new tokens 
     "rotary more new not causal": {"rotary": 32, "pairs": True, "new": [5, 5, 5, 5], "causal": False},
     "rotary positions": {"rotary": 64, "rotary_at": [3, 9, 0, 1]},
     "leftpad": {"leftpad": [0, 4, 2, 6]},
+    "leftpad of whole pages": {"leftpad": [4, 4, 8, 0]},
     "leftpad odd": {"leftpad": [3, 1, 0, 7], "window": (4, -1)},
     "leftpad and slopes of each": {"leftpad": [3, 1, 0, 7], "slopes": True},
     "leftpad rotary": {"leftpad": [3, 1, 0, 7], "rotary": 64},

@@ -564,7 +564,7 @@ def _kvcache_in_steps(call: _Call, q: Any, k_cache: Any, v_cache: Any, k: Any, v
                 rows = rows.clip(-_MAX[call.k.dtype], _MAX[call.k.dtype])
             cache[blocks, place % page] = rows.to(cache.dtype) if is_torch(rows) else rows
     size = _oneshot.block_of(page if leftpad is None else math.gcd(page, int(np.gcd.reduce(skip))) if host else 1)
-    if size < page:  # each block is cut into parts; tables begin behind those that are skipped
+    if size < page or leftpad is not None:  # blocks are cut into parts; tables begin behind those that are skipped
         parts, width = page // size, page // size * tables.shape[1]
         fine = (tables[:, :, None] * parts + count(tables, parts)).reshape(seqs, width).clip(min=-1)
         own = (count(tables, width) + (skip // size)[:, None]).clip(max=width - 1)
