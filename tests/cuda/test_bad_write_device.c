@@ -1,5 +1,5 @@
 /*
- * test_bad_write.c: FOLIO_PLAN_NOTE_BAD on a device: kernels that note while they write, and the launch behind those that do
+ * test_bad_write_device.c: FOLIO_PLAN_NOTE_BAD on a device: kernels that note while they write, and the launch behind those that do
  * not; captured graphs; steps from arrays of the device.
  */
 #include "cuda/device_rig.h"

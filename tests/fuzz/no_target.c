@@ -1,4 +1,4 @@
-/* no_target.c: replay.c by itself, which packs and unpacks. */
+/* no_target.c: replay_main.c by itself, which packs and unpacks. */
 #include <stddef.h>
 #include <stdint.h>
 

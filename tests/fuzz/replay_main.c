@@ -1,5 +1,5 @@
 /*
- * replay.c: main of the fuzz targets where libFuzzer is not: runs inputs, each a file, or many in one pack.
+ * replay_main.c: main of the fuzz targets where libFuzzer is not: runs inputs, each a file, or many in one pack.
  *
  *     fuzz_<what> file|pack|folder...       runs them
  *     fuzz_<what> --unpack pack folder      makes a file of each input
